@@ -63,7 +63,8 @@ def augment(
 
     Raises:
         ConfigError: k below 1 or above the mixture, or an unknown task, split or memory.
-        FingerprintError: the mixture was encoded by another passage tower or vocabulary.
+        FingerprintError: the mixture was encoded by another passage tower or vocabulary, or
+            `without_gold_of` is another collection than that of the queries.
     """
     store, mixture = TokenStore.open(token_store), Mixture.open(memory_dir)
     model = load_model(model_dir)
@@ -87,7 +88,7 @@ def augment(
         with phase(f"augment {name}"):
             gold = None
             if without_gold_of is not None and queries.split == "train":
-                gold = mixture.gold(without_gold_of, queries.positives)
+                gold = mixture.gold(without_gold_of, queries)
             result = _look_up(model, queries, searcher, k=k, gold=gold, config=config)
         arrays = {"rows": result.rows, "scores": result.scores}
         QueryArrays(query_documents.KIND, queries.query_ids, arrays, prints).save(own)

@@ -216,11 +216,11 @@ def distil_queries(
         )
     joined, shares = [], []
     for queries in by_split[DEVELOPMENT]:
-        gold = mixture.gold(SOURCE, queries.positives)
+        gold = mixture.gold(SOURCE, queries)
         none = Ragged.from_lists([[]] * len(gold))
         joined.append(dataclasses.replace(queries, positives=gold, hard_negatives=none))
     for queries in by_split["train"]:
-        gold = mixture.gold(SOURCE, queries.positives)
+        gold = mixture.gold(SOURCE, queries)
         lookup = read_lookup(augmentation_dir, queries.task, "train").run
         of_queries = texts.of_queries(queries)
         attention = document_attention(model, of_queries, task=queries.task, config=config)

@@ -22,7 +22,7 @@ import numpy as np
 from jaxtyping import Bool, Int, UInt64
 
 from taser_jax.data.batches.stream import Texts
-from taser_jax.data.token_store.arrays import Ragged, TokenArray
+from taser_jax.data.token_store.arrays import Ragged, TokenArray, TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.models.batch import Augmented, States, Tokens
 from taser_jax.storage import artifacts
@@ -193,17 +193,22 @@ class Mixture:
         memory = np.searchsorted(self._starts, texts, side="right") - 1
         return memory, texts - self._starts[memory]
 
-    def gold(self, source: str, positives: Ragged) -> Ragged:
+    def gold(self, source: str, queries: TokenizedQueries) -> Ragged:
         """Each query's positives, rows of the memory `source`, as rows of the mixture.
 
         Raises:
             ConfigError: there is no memory of that name.
+            FingerprintError: it is another collection than that of the queries.
         """
+        fix = f"name the memory of the queries' positives: {', '.join(self.names)}"
         if source not in self.names:
-            fix = f"name the memory of the queries' positives: {', '.join(self.names)}"
             raise ConfigError(f"there is no memory {source!r}", where="without_gold_of", fix=fix)
-        first = self._starts[self.names.index(source)]
-        return dataclasses.replace(positives, values=self._document[first + positives.values])
+        number, positives = self.names.index(source), queries.positives
+        collection = {"collection": self.stores[number].metadata.collection_fingerprint}
+        own = {"collection": queries.collection_fingerprint}
+        artifacts.require_equal(f"memory {source!r}", collection, own, fix)
+        rows = self._starts[number] + positives.values
+        return dataclasses.replace(positives, values=self._document[rows])
 
     def tokens(self, rows: Int[np.ndarray, " rows"]) -> Tokens:
         """Ids and mask of documents, padded to `length`."""

@@ -13,7 +13,9 @@ from etils import epath
 from taser_jax.assembly.model_directory import load_model, selected_checkpoint
 from taser_jax.assembly.plans import TrainingConfig
 from taser_jax.commands.pipelines.retrieval_stages import RetrievalStages, Setting
+from taser_jax.data.token_store.store import TokenStore
 from taser_jax.models.dual_encoder import ModelConfig
+from taser_jax.storage.artifacts import require_equal
 from taser_jax.storage.errors import ConfigError
 from taser_jax.systems.moma.augment import look_up
 from taser_jax.systems.moma.distillation import distil_queries
@@ -122,10 +124,20 @@ class MomaStages(RetrievalStages):
         model: the end retriever; without documents, also the lookup.
         moma: the memories.
         name: MoMA's name in the table's rows.
+
+    Raises:
+        FingerprintError: the memory "source" is another collection than the token store's.
     """
 
     def __init__(self, setting: Setting, model: ModelConfig, moma: MomaConfig, name: str) -> None:
         super().__init__(setting)
+        source = TokenStore.open(moma.memories[SOURCE]).metadata
+        require_equal(
+            f"memory {SOURCE!r}, token store {moma.memories[SOURCE]},",
+            {"collection": source.collection_fingerprint},
+            {"collection": self.store.metadata.collection_fingerprint},
+            f"give {SOURCE!r} in MEMORIES the tokens of TOKEN_STORE's collection",
+        )
         self.moma, self._model, self._name = moma, model, name
         self._embeddings = pathlib.Path(moma.shared_embeddings or self.root / "embeddings-by-text")
 

@@ -47,7 +47,7 @@ def test_positives_are_gold_and_most_attended_and_negatives_the_rest():
 def test_the_lookup_trains_on_all_memories(mixture, tmp_path):
     source = mixture.stores[0]
     queries = source.queries("first", "validation")
-    gold = mixture.gold("source", queries.positives)
+    gold = mixture.gold("source", queries)
     data = dataclasses.replace(
         queries,
         positives=Ragged.from_lists([*rows, 50] for rows in gold),

@@ -104,9 +104,12 @@ def test_a_mixture_is_one_collection_in_which_equal_texts_are_one(world, mixture
     memory, rows = mixture.places(np.array([0, 47, 48, 59]))
     assert memory.tolist() == [0, 0, 1, 1]
     assert rows.tolist() == [0, 47, 48, 59]
-    places = Ragged.from_lists([np.arange(60)])
-    np.testing.assert_array_equal(mixture.gold("more", places)[0], np.arange(60))
-    store = TokenStore.open(world.stores[1])
+    store, places = TokenStore.open(world.stores[1]), Ragged.from_lists([np.arange(60)])
+    queries = dataclasses.replace(store.queries("first", "train"), positives=places)
+    np.testing.assert_array_equal(mixture.gold("more", queries)[0], np.arange(60))
+    others = dataclasses.replace(queries, collection_fingerprint="other")
+    with pytest.raises(FingerprintError, match=r"memory 'more' was made from collection"):
+        mixture.gold("more", others)
     chosen = np.array([3, 55, 20])
     tokens, expected = mixture.tokens(chosen), store.passages.tokens(chosen)
     np.testing.assert_array_equal(tokens.ids, expected.ids)
