@@ -44,11 +44,11 @@ ROOMS = {
     "retrieval": 2_157,
     "serving": 490,
     "storage": 1_280,
-    "systems": 2_853,
+    "systems": 2_866,
     "training": 1_264,
 }
 OTHERS = {
-    "lines of code": 29_146,
+    "lines of code": 29_159,
     "percent of code that imports or raises": 13.9,
     "files": 188,
     "lines of the longest file": 415,
