@@ -172,7 +172,7 @@ SPLIT = "validation"
 
 
 @dataclasses.dataclass(frozen=True)
-class ValidationConfig:
+class ValidationConfig(Checked):
     """How a checkpoint is judged.
 
     Attributes:
@@ -185,9 +185,9 @@ class ValidationConfig:
         sets: whether tasks or queries have equal weight.
     """
 
-    batch_size: int = 64
-    num_negatives: int = 1
-    num_batches: int = 20
+    batch_size: Positive = 64
+    num_negatives: Natural = 1
+    num_batches: Natural = 20
     pool: PoolConfig | None = PoolConfig(max_queries=1000)
     tasks: tuple[str, ...] = ()
     sets: DevelopmentSets = DevelopmentSets.APART

@@ -111,6 +111,8 @@ def train(
         for name, value in job.facts.items():
             logger.info("%s: %s", name.replace("_", " "), value)
         if dry_run:
+            if store is not None:
+                _validator(job, store, store)
             if initial_checkpoint:
                 restore_initial_params(initial_checkpoint, abstract_params=job.program.state.params)
             _trace(job)

@@ -85,6 +85,11 @@ def _without_loss():
     return dataclasses.replace(training, validation=validation)
 
 
+def _validated_by(batch_size):
+    validation = dataclasses.replace(TRAINING.validation, batch_size=batch_size)
+    return dataclasses.replace(TRAINING, validation=validation)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -96,6 +101,7 @@ def _without_loss():
         ({"training": _without_loss()}, "by nll, and validation measures average_rank, mrr"),
         ({"data": {"tasks": []}}, "TASKS: a list without a task"),
         ({"training": dataclasses.replace(TRAINING, states_dir="states")}, "0 frozen blocks"),
+        ({"training": _validated_by(12)}, "12 queries in a batch cannot be split evenly over 8"),
         ({"training": AT_THE_END}, "patience of 2 validations, and none before the end"),
     ],
 )
@@ -103,6 +109,12 @@ def test_what_cannot_be_trained_is_reported_first(tmp_path, tiny_store_dir, opti
     for dry_run in (True, False):
         with pytest.raises(ConfigError, match=words):
             start(tmp_path / "model", tiny_store_dir, dry_run=dry_run, **options)
+
+
+@pytest.mark.parametrize("change", [{"batch_size": 0}, {"num_batches": -1}, {"num_negatives": -1}])
+def test_impossible_validations_are_refused(change):
+    with pytest.raises(ConfigError, match=f"ValidationConfig: {next(iter(change))} is"):
+        dataclasses.replace(TRAINING.validation, **change)
 
 
 def test_a_full_disk_under_the_metrics_is_reported(tmp_path, tiny_store_dir, monkeypatch):
