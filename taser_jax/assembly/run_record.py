@@ -59,6 +59,8 @@ def settings_of(
         model=json.loads(config_to_json(model)),
         training=training,
         data={"passages": store.metadata.passages_fingerprint, "queries": content},
+        # Combiners keep their weights in the order of the task axis.
+        tasks=None if training.multitask is None else list(queries),
     )
 
 

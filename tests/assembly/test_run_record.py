@@ -1,13 +1,16 @@
 """run.json: what it says of texts, and which settings may change in a model directory."""
 
+import dataclasses
 import json
 import types
 
 import pytest
+import tiny_training
 from tiny_training import store_writer
 
-from taser_jax.assembly.run_record import check_settings, data_facts, text_settings
-from taser_jax.data.token_store.store import QueryNormalization, QuerySettings, Titles
+from taser_jax.assembly.plans import MultitaskTraining
+from taser_jax.assembly.run_record import check_settings, data_facts, settings_of, text_settings
+from taser_jax.data.token_store.store import QueryNormalization, QuerySettings, Titles, TokenStore
 from taser_jax.storage.errors import ConfigError, FingerprintError
 
 CURLY = QuerySettings(QueryNormalization.CURLY_APOSTROPHE)
@@ -72,6 +75,21 @@ SETTINGS = {
     "training.multitask": None,
     "data.queries.faq": "a1",
 }
+
+
+def test_a_batch_of_every_task_keeps_their_order(tiny_store_dir, tmp_path):
+    store, training = TokenStore.open(tiny_store_dir), tiny_training.training_config(train_steps=4)
+    training = dataclasses.replace(training, multitask=MultitaskTraining())
+
+    def settings(*tasks):
+        queries = {task: store.queries(task, "train") for task in tasks}
+        return settings_of(tiny_training.model_config(), training, store=store, queries=queries)
+
+    facts = {"settings": settings("first", "second")}
+    (tmp_path / "run.json").write_text(json.dumps(facts))
+    check_settings(tmp_path, settings("first", "second"), step=2)
+    with pytest.raises(FingerprintError, match=r"tasks: was \['first', 'second'\], now \['second'"):
+        check_settings(tmp_path, settings("second", "first"), step=2)
 
 
 def changed(**values):
