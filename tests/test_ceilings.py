@@ -31,9 +31,9 @@ SLACK = 0.03
 
 # Lines of code of each folder at the top of the package: no docstrings, comments and blank lines.
 ROOMS = {
-    "assembly": 1_486,
+    "assembly": 1_487,
     "cli": 1_231,
-    "commands": 4_408,
+    "commands": 4_410,
     "data": 5_550,
     "devices": 1_053,
     "evaluation": 1_272,
@@ -48,7 +48,7 @@ ROOMS = {
     "training": 1_264,
 }
 OTHERS = {
-    "lines of code": 29_159,
+    "lines of code": 29_162,
     "percent of code that imports or raises": 13.9,
     "files": 188,
     "lines of the longest file": 415,
