@@ -8,9 +8,12 @@ never passages.
 from __future__ import annotations
 
 import ast
+import collections
 import dataclasses
 import enum
 import re
+import textwrap
+from collections.abc import Callable
 
 
 class ElementKind(enum.Enum):
@@ -123,47 +126,36 @@ def _role_target(target: str) -> str:
 def _split_sections(lines: list[str]) -> list[tuple[str, list[str]]]:
     """(section kind, lines) in order. A numpydoc section ends at a header, Google's by indent."""
     sections: list[tuple[str, list[str]]] = [("prose", [])]
-    i = 0
     google_indent: int | None = None
     content_seen = False
-    while i < len(lines):
-        line = lines[i]
-        title = line.strip().strip("*").lower()
-        if line.strip() and i + 1 < len(lines) and _UNDERLINE.match(lines[i + 1]):
-            sections.append((_SECTIONS.get(title.rstrip(":"), "prose"), []))
-            if title.rstrip(":") not in _SECTIONS:
-                sections[-1][1].extend([line, ""])
-            google_indent = None
-            i += 2
-            continue
+    remaining = iter(enumerate(lines))
+    for i, line in remaining:
+        title = line.strip().strip("*").lower().rstrip(":")
         header = _GOOGLE_HEADER.match(line)
-        if header and header.group(1).strip().lower() in _SECTIONS:
-            sections.append((_SECTIONS[header.group(1).strip().lower()], []))
+        if line.strip() and any(map(_UNDERLINE.match, lines[i + 1 : i + 2])):
+            unknown = [] if title in _SECTIONS else [line, ""]
+            sections.append((_SECTIONS.get(title, "prose"), unknown))
+            google_indent = None
+            next(remaining)
+        elif header and (title := header[1].strip().lower()) in _SECTIONS:
+            sections.append((_SECTIONS[title], []))
             google_indent, content_seen = indent(line), False
-            i += 1
-            continue
-        if google_indent is not None and line.strip():
-            inside = indent(line) > google_indent
-            bullet = sections[-1][0] == "see also" and re.match(r"\s*[-*] ", line)
-            if not inside and not bullet and (content_seen or not lines[i - 1].strip()):
-                sections.append(("prose", []))
-                google_indent = None
-            content_seen = True
-        sections[-1][1].append(line)
-        i += 1
+        else:
+            if google_indent is not None and line.strip():
+                inside = indent(line) > google_indent
+                bullet = sections[-1][0] == "see also" and re.match(r"\s*[-*] ", line)
+                if not inside and not bullet and (content_seen or not lines[i - 1].strip()):
+                    sections.append(("prose", []))
+                    google_indent = None
+                content_seen = True
+            sections[-1][1].append(line)
     return sections
 
 
 def _entries(lines: list[str]) -> list[list[str]]:
     """Groups lines into entries, which start at the smallest indent of the section."""
-    base = min((indent(x) for x in lines if x.strip()), default=0)
-    entries: list[list[str]] = []
-    for line in lines:
-        if line.strip() and (indent(line) == base or not entries):
-            entries.append([line.strip()])
-        elif entries:
-            entries[-1].append(line)
-    return entries
+    text = textwrap.dedent("\n".join(line.rstrip() for line in lines)).lstrip()
+    return [entry.split("\n") for entry in re.split(r"\n(?=\S)", text)]
 
 
 def _parameter(name: str, kind: str, description: str) -> Element:
@@ -192,36 +184,28 @@ def _parameters(lines: list[str]) -> list[Element]:
 
 def _prose(lines: list[str]) -> list[Element]:
     """Paragraphs and `:param name: text` fields, in order."""
-    elements: list[Element] = []
-    paragraph: list[str] = []
-    field: tuple[str, str] | None = None
-
-    def close() -> None:
-        nonlocal field
-        text = clean_text(paragraph)
-        if field and field[0] in ("param", "parameter", "arg", "argument", "keyword"):
-            if text and field[1]:
-                name, kind = field[1].split()[-1], " ".join(field[1].split()[:-1])
-                elements.append(_parameter(name, kind, text))
-        elif field and field[0] not in ("type", "rtype") and text:
-            label = " ".join(part for part in field if part)
-            elements.append(Element(ElementKind.PROSE, f"{label}: {text}"))
-        elif not field and text and not re.fullmatch(r"(\w+ ){0,3}\w+:", text):
-            elements.append(Element(ElementKind.PROSE, text))
-        paragraph.clear()
-        field = None
-
+    paragraphs: list[tuple[str, str, list[str]]] = [("", "", [])]
     for line in lines:
-        match = _FIELD.match(line)
-        if match:
-            close()
-            field = (match.group(1), match.group(2).strip())
-            paragraph.append(match.group(3))
+        if match := _FIELD.match(line):
+            paragraphs.append((match[1], match[2].strip(), [match[3]]))
         elif line.strip():
-            paragraph.append(line)
+            paragraphs[-1][-1].append(line)
         else:
-            close()
-    close()
+            paragraphs.append(("", "", []))
+    elements = []
+    for field, of_what, paragraph in paragraphs:
+        text = clean_text(paragraph)
+        if not text or field in ("type", "rtype"):
+            continue
+        if field in ("param", "parameter", "arg", "argument", "keyword"):
+            if of_what:
+                *kind, name = of_what.split()
+                elements.append(_parameter(name, " ".join(kind), text))
+        elif field:
+            label = f"{field} {of_what}".strip()
+            elements.append(Element(ElementKind.PROSE, f"{label}: {text}"))
+        elif not re.fullmatch(r"(\w+ ){0,3}\w+:", text):
+            elements.append(Element(ElementKind.PROSE, text))
     return elements
 
 
@@ -286,6 +270,8 @@ def parse_docstring(doc: str) -> ParsedDocstring:
 _DIRECTIVE = re.compile(r"\s*\.\.\s+([\w-]+)::\s*(.*)$")
 _COMMENT = re.compile(r"\s*\.\.\s+(_|\[|\w+\s*$|\|)")
 _CODE_DIRECTIVES = {"code-block", "code", "testcode", "doctest", "ipython", "sourcecode"}
+_FENCE = re.compile(r"\s*```")
+_PROMPTED = re.compile(r"(?m)^\s*(?:>>>|\.\.\.) (.*)")
 _IMPORT = re.compile(r"\s*(import|from)\s+[\w.]+")
 _MIN_EXAMPLE_WORDS = 6
 _KEPT_DIRECTIVES = {
@@ -298,83 +284,64 @@ def indent(line: str) -> int:
     return len(line) - len(line.lstrip())
 
 
-def _block_end(lines: list[str], start: int, margin: int) -> int:
-    """First line at or after `start` that is neither blank nor deeper than `margin`."""
-    while start < len(lines) and (not lines[start].strip() or indent(lines[start]) > margin):
-        start += 1
-    return start
-
-
 def without_code(doc: str) -> tuple[list[str], list[str]]:
     """Lines of prose, and the code blocks removed from them, in order."""
-    lines = doc.expandtabs().splitlines()
+    lines = collections.deque(doc.expandtabs().splitlines())
     prose: list[str] = []
     blocks: list[str] = []
-    i = 0
-    while i < len(lines):
-        line = lines[i]
-        directive = _DIRECTIVE.match(line)
+
+    def take(goes_on: Callable[[str], bool]) -> list[str]:
+        taken = []
+        while lines and goes_on(lines[0]):
+            taken.append(lines.popleft())
+        return taken
+
+    def take_below(margin: int) -> list[str]:
+        return take(lambda line: not line.strip() or indent(line) > margin)
+
+    while lines:
+        line = lines.popleft()
         if line.strip().startswith(">>>"):
-            start = i
-            while i < len(lines) and lines[i].strip() and not lines[i].strip().startswith("```"):
-                i += 1
-            blocks.append("\n".join(lines[start:i]))
+            more = take(lambda line: bool(line.strip()) and not _FENCE.match(line))
+            blocks.append("\n".join([line, *more]))
             prose.append("")
-        elif line.strip().startswith("```"):
-            start, i = i + 1, i + 1
-            while i < len(lines) and not lines[i].strip().startswith("```"):
-                i += 1
-            blocks.append("\n".join(lines[start:i]))
+        elif _FENCE.match(line):
+            blocks.append("\n".join(take(lambda line: not _FENCE.match(line))))
             prose.append("")
-            i += 1
-        elif directive:
+            if lines:
+                lines.popleft()
+        elif directive := _DIRECTIVE.match(line):
             name, argument = directive.groups()
-            end = _block_end(lines, i + 1, indent(line))
+            prose.append("")
             if name in _KEPT_DIRECTIVES:
                 header = "See Also:" if name == "seealso" else argument
-                prose.extend(["", " " * indent(line) + header])
-                i += 1
+                prose.append(" " * indent(line) + header)
                 continue
+            body = take_below(indent(line))
             if name in _CODE_DIRECTIVES:
-                body = [x for x in lines[i + 1 : end] if not re.match(r"\s*:\w+:", x)]
-                blocks.append("\n".join(body))
-            prose.append("")
-            i = end
+                blocks.append("\n".join(x for x in body if not re.match(r"\s*:\w+:", x)))
         elif _COMMENT.match(line):
-            i = _block_end(lines, i + 1, indent(line))
+            take_below(indent(line))
         elif line.rstrip().endswith("::"):
             prose.append(line.rstrip()[:-1])
-            i += 1
-            end = _block_end(lines, i, indent(line))
-            if end > i:
-                blocks.append("\n".join(lines[i:end]))
+            if body := take_below(indent(line)):
+                blocks.append("\n".join(body))
                 prose.append("")
-            i = end
         else:
             prose.append(line)
-            i += 1
     return prose, blocks
 
 
 def _source(block: str) -> list[str]:
     """Python of a block without prompts, outputs and imports; one string per paragraph."""
-    lines = block.splitlines()
-    prompted = any(line.strip().startswith(">>>") for line in lines)
-    paragraphs: list[list[str]] = [[]]
-    for line in lines:
-        if prompted:
-            stripped = line.strip()
-            if not stripped:
-                paragraphs.append([])
-            elif stripped.startswith((">>> ", "... ")):
-                paragraphs[-1].append(re.sub(r"^\s*(>>>|\.\.\.) ", "", line))
-        else:
-            paragraphs[-1].append(line)
+    paragraphs = [block.splitlines()]
+    if any(line.strip().startswith(">>>") for line in paragraphs[0]):
+        paragraphs = [_PROMPTED.findall(text) for text in re.split(r"\n\s*\n", block)]
     sources = []
     for paragraph in paragraphs:
-        margin = min((indent(x) for x in paragraph if x.strip()), default=0)
-        unindented = [x[margin:].split("  # doctest:")[0].rstrip() for x in paragraph if x.strip()]
-        sources.append("\n".join(x for x in unindented if not _IMPORT.match(x)))
+        source = textwrap.dedent("\n".join(filter(str.strip, paragraph)))
+        lines = (x.split("  # doctest:")[0].rstrip() for x in source.splitlines())
+        sources.append("\n".join(x for x in lines if not _IMPORT.match(x)))
     return sources
 
 
