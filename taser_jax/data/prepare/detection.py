@@ -60,14 +60,6 @@ class _Role(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Name:
-    """Task and split in a file's name; an empty string for each that it does not have."""
-
-    task: str
-    split: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class Detected:
     """What the files of a folder are.
 
@@ -308,8 +300,11 @@ def _role_of_fields(name: str, record: Record) -> _Role | None:
     return None
 
 
-def _name_of(path: str) -> _Name:
-    """A shard of a Hugging Face dataset may have its split in its folder's name."""
+def _name_of(path: str) -> tuple[str, str]:
+    """Task and split in a file's name; an empty string for each that it does not have.
+
+    A shard of a Hugging Face dataset may have its split in its folder's name.
+    """
     file = pathlib.Path(path)
     stem, shards = re.subn(SHARD, "", file.name.split(".gz")[0].rpartition(".")[0])
     stem = f"{file.parent.name}.{stem}" if shards and file.parent.name in SPLITS else stem
@@ -319,7 +314,7 @@ def _name_of(path: str) -> _Name:
     words = [word.strip("_") for word in re.split(r"[.\-]", stem.removesuffix(".qa"))]
     split = next((_SPLIT_WORDS[word] for word in words if word in _SPLIT_WORDS), "")
     task = [word for word in words if word not in {"", *_SPLIT_WORDS, *_OTHER_WORDS}]
-    return _Name("-".join(task), split)
+    return "-".join(task), split
 
 
 def _task_name(name: str) -> str:
@@ -332,9 +327,9 @@ def _by_task(
 ) -> dict[str, dict[str, QuestionFiles]]:
     tasks: dict[str, dict[str, QuestionFiles]] = {}
     for path, questions in files.items():
-        named = _name_of(path)
-        task = _task_name(named.task or name)
-        split = named.split or ("test" if path in topics else WHOLE)
+        task, split = _name_of(path)
+        task = _task_name(task or name)
+        split = split or ("test" if path in topics else WHOLE)
         other = tasks.setdefault(task, {}).setdefault(split, questions)
         if other is not questions:
             problem = f"{other.questions} and {path} are both {split}"

@@ -80,15 +80,12 @@ class PassageResolver:
         return self._rows_of_context[key]
 
     def _row_in(self, label: str, id: str) -> int | None:
-        row = self._store.find(f"{label}:{id}")
-        if row is not None:
+        if (row := self._store.find(f"{label}:{id}")) is not None:
             return row
         row = self._store.find(id)
-        if row is None:
-            return None
         # Not by an alias: that is another file's id for the passage.
-        own = row in self._rows_of_source[label] and self._store.ids[row] == id
-        return row if own else None
+        is_own = row is not None and self._store.ids[row] == id
+        return row if is_own and row in self._rows_of_source[label] else None
 
 
 class PageIndex:
@@ -296,14 +293,9 @@ class QuestionMapper:
         return tuple(positive), () if set(relevance) <= {1} else relevance
 
     def _hard_negatives(self, question: Question, positives: Sequence[int]) -> tuple[int, ...]:
-        rows = []
-        for context in question.hard_negatives:
-            row = self._row(context, question.where)
-            if row is None:
-                self.left_out.counts[MISSING_NEGATIVES] += 1
-            elif row not in positives:
-                rows.append(row)
-        return tuple(dict.fromkeys(rows))
+        rows = [self._row(context, question.where) for context in question.hard_negatives]
+        self.left_out.counts[MISSING_NEGATIVES] += rows.count(None)
+        return tuple({row: None for row in rows if row is not None and row not in positives})
 
     def _row_of_id(self, id: str, where: str) -> int | None:
         return self.resolver.row_of_id(id, label=self.split.files.passages, where=where)

@@ -87,11 +87,6 @@ def _parameter_key(description: str) -> str:
     return " ".join(words(description))
 
 
-def _rank(owner: str, frequency: int, name: str) -> tuple[int, str]:
-    """Rare descriptions first, ties by hash, so that no position is favoured."""
-    return frequency, hashlib.sha256(f"{owner} {name}".encode()).hexdigest()
-
-
 def _text_candidates(objects: Sequence[DocumentedObject]) -> Iterator[Candidate]:
     """Summaries and parameters: texts that leave the passages when they become queries."""
     descriptions = Counter(
@@ -100,7 +95,8 @@ def _text_candidates(objects: Sequence[DocumentedObject]) -> Iterator[Candidate]
     for target, item in enumerate(objects):
         elements = item.doc.elements
         left = sum(count_words(e.text) for e in elements)
-        parameters: list[tuple[tuple[int, str], int]] = []
+        # Rare descriptions first, ties by hash, so that no position is favoured.
+        parameters: list[tuple[int, str, int]] = []
         for position, element in enumerate(elements):
             if element.kind is ElementKind.SUMMARY and _long_enough("summary", element.text):
                 text = _shorten(element.text)
@@ -111,9 +107,10 @@ def _text_candidates(objects: Sequence[DocumentedObject]) -> Iterator[Candidate]
                 "parameter", element.description
             ):
                 frequency = descriptions[_parameter_key(element.description)]
-                parameters.append((_rank(item.name, frequency, element.name), position))
+                digest = hashlib.sha256(f"{item.name} {element.name}".encode()).hexdigest()
+                parameters.append((frequency, digest, position))
         count = 0
-        for _, position in sorted(parameters):
+        for *_, position in sorted(parameters):
             element = elements[position]
             fits = left - count_words(element.text) >= MIN_WORDS_LEFT
             picked = fits and count < _MAX_PARAMETERS
@@ -138,11 +135,10 @@ def _code_candidates(objects: Sequence[DocumentedObject]) -> Iterator[Candidate]
 
 def _resolve(name: str, source: str, index: dict[str, int]) -> int | None:
     """The object that a name denotes in the docstring of `source`: nearest scope first."""
-    scope = source
-    while scope:
-        if (target := index.get(f"{scope}.{name}")) is not None:
+    while source:
+        if (target := index.get(f"{source}.{name}")) is not None:
             return target
-        scope = scope.rpartition(".")[0]
+        source = source.rpartition(".")[0]
     return index.get(name)
 
 
@@ -304,11 +300,6 @@ def _checksum(passages: list[Passage], queries: dict[str, dict[str, list[Query]]
     return total.hex()
 
 
-def _versions() -> dict[str, str]:
-    versions = {name: importlib.metadata.version(name) for name in THIRD_PARTY}
-    return {"python": platform.python_version(), **versions}
-
-
 def build_pydocs(packages: Sequence[str] | None = None) -> PydocsCollection:
     """Builds the collection from the docstrings of the installed packages.
 
@@ -345,11 +336,12 @@ def build_pydocs(packages: Sequence[str] | None = None) -> PydocsCollection:
             if seen[query.id] > 1:  # a class can name a parameter in two sections
                 query = dataclasses.replace(query, id=f"{query.id}:{seen[query.id]}")
             queries[question.candidate.task][assignment.split[target]].append(query)
+    versions = {name: importlib.metadata.version(name) for name in THIRD_PARTY}
     return PydocsCollection(
         passages=corpus.passages,
         queries=queries,
         checksum=_checksum(corpus.passages, queries),
-        versions=_versions(),
+        versions={"python": platform.python_version(), **versions},
     )
 
 

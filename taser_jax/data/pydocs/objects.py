@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -11,7 +12,7 @@ import pathlib
 import re
 import subprocess
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Hashable, Iterator, Sequence
 from typing import Any
 
@@ -75,14 +76,7 @@ def _child_records(roots: Sequence[str]) -> Iterator[dict[str, Any]]:
     paths = [source_root, environment.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(p for p in paths if p)
     command = [sys.executable, "-P", "-W", "ignore", "-m", walk.__name__, *roots]
-    done = subprocess.run(
-        command,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        check=False,
-    )
+    done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True)
     if done.returncode:
         raise DataError(
             f"the walk over the installed modules exited with status {done.returncode}",
@@ -214,8 +208,7 @@ def _chunks(pieces: Sequence[str]) -> list[list[int]]:
             length = 0
         chunks[-1].append(position)
         length += size
-    last = sum(count_words(pieces[p]) for p in chunks[-1]) if chunks else 0
-    if len(chunks) > 1 and last < MIN_WORDS:
+    if len(chunks) > 1 and length < MIN_WORDS:
         chunks[-2].extend(chunks.pop())
     return chunks
 
@@ -304,8 +297,7 @@ def assign(objects: Sequence[DocumentedObject]) -> Assignment:
     same_leaf = [
         (i, j)
         for group in by_leaf.values()
-        for position, i in enumerate(group)
-        for j in group[position + 1 :]
+        for i, j in itertools.combinations(group, 2)
         if jaccard(sets[i], sets[j]) >= _SAME_LEAF
     ]
     cluster = components(len(objects), same_text)
@@ -347,15 +339,14 @@ def similar_pairs(
         Positions (i, j), i < j, each pair once.
     """
     frequency = Counter(member for members in sets for member in members)
-    holders: dict[tuple[str, ...], list[int]] = {}
+    holders: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for j, members in enumerate(sets):
         rarest = sorted(members, key=lambda m: (frequency[m], m))
         prefix = rarest[: len(rarest) - math.ceil(threshold * len(rarest)) + 1]
         candidates: set[int] = set()
         for member in prefix:
-            holders_of_member = holders.setdefault(member, [])
-            candidates.update(holders_of_member)
-            holders_of_member.append(j)
+            candidates.update(holders[member])
+            holders[member].append(j)
         for i in sorted(candidates):
             if jaccard(sets[i], members) >= threshold:
                 yield i, j

@@ -86,14 +86,6 @@ def module_names(root: str) -> list[str]:
     return sorted(set(names))
 
 
-@dataclasses.dataclass
-class _Found:
-    """An object with every public name that leads to it."""
-
-    value: object
-    names: list[str]
-
-
 def _own_doc(value: object) -> str | None:
     """The object's own docstring: not inherited, not its type's, not generated."""
     doc = getattr(value, "__doc__", None)
@@ -145,10 +137,10 @@ def canonical_order(name: str) -> tuple[int, int, str]:
     return name.count("."), len(name), name
 
 
-def _canonical(item: _Found) -> str:
+def _canonical(value: object, names: list[str]) -> str:
     """`__module__.__qualname__` if public, else the first in canonical order."""
-    own = f"{getattr(item.value, '__module__', '')}.{getattr(item.value, '__qualname__', '')}"
-    return own if own in item.names else min(item.names, key=canonical_order)
+    own = f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', '')}"
+    return own if own in names else min(names, key=canonical_order)
 
 
 def _sorted_members(namespace: types.ModuleType | type) -> Iterator[tuple[str, object]]:
@@ -161,16 +153,15 @@ class _Walker:
     """Collects objects by identity, so that an object appears once, with all its names."""
 
     def __init__(self) -> None:
-        self.objects: dict[int, _Found] = {}
+        self.objects: dict[int, tuple[object, list[str]]] = {}
 
     def add(self, value: object, name: str) -> bool:
-        """Records a name of an object; True if the object is new."""
-        entry = self.objects.get(id(value))
-        if entry is None:
-            self.objects[id(value)] = _Found(value, [name])
-        elif name not in entry.names:
-            entry.names.append(name)
-        return entry is None
+        """Records a public name that leads to an object; True if the object is new."""
+        is_new = id(value) not in self.objects
+        _, names = self.objects.setdefault(id(value), (value, []))
+        if name not in names:
+            names.append(name)
+        return is_new
 
     def module(self, module: types.ModuleType, name: str) -> None:
         self.add(module, name)
@@ -182,11 +173,11 @@ class _Walker:
 
     def classes(self) -> None:
         """Members of every class found, named after the class's canonical name."""
-        pending = [f for f in self.objects.values() if inspect.isclass(f.value)]
-        for owner in pending:  # grows as nested classes are found
-            assert isinstance(owner.value, type)
-            prefix = _canonical(owner)
-            for member_name, member in _sorted_members(owner.value):
+        pending = [found for found in self.objects.values() if inspect.isclass(found[0])]
+        for owner, names in pending:  # grows as nested classes are found
+            assert isinstance(owner, type)
+            prefix = _canonical(owner, names)
+            for member_name, member in _sorted_members(owner):
                 value = _member_function(member)
                 if value is None or not _belongs(value, prefix.partition(".")[0]):
                     continue
@@ -231,11 +222,10 @@ def _body(value: object, doc: str) -> str:
 
 
 def _is_string(statement: ast.stmt) -> bool:
-    return (
-        isinstance(statement, ast.Expr)
-        and isinstance(statement.value, ast.Constant)
-        and isinstance(statement.value.value, str)
-    )
+    match statement:
+        case ast.Expr(value=ast.Constant(value=str())):
+            return True
+    return False
 
 
 class WalkedObject(TypedDict):
@@ -260,16 +250,15 @@ def walk(roots: list[str]) -> Iterator[dict[str, object]]:
         else:
             walker.module(module, name)
     walker.classes()
-    for item in walker.objects.values():
-        doc = _own_doc(item.value)
-        if doc is None:
+    for value, names in walker.objects.values():
+        if (doc := _own_doc(value)) is None:
             continue
-        has_body = not inspect.ismodule(item.value) and not inspect.isclass(item.value)
+        has_body = not inspect.ismodule(value) and not inspect.isclass(value)
         walked: WalkedObject = {
-            "name": _canonical(item),
-            "names": sorted(item.names),
+            "name": _canonical(value, names),
+            "names": sorted(names),
             "doc": inspect.cleandoc(doc),
-            "body": _body(item.value, doc) if has_body else "",
+            "body": _body(value, doc) if has_body else "",
         }
         yield {"object": walked}
 
