@@ -23,6 +23,7 @@ from taser_jax.commands.pipelines.stages import Stages
 from taser_jax.commands.search import bm25, index, search
 from taser_jax.commands.train import TrainSummary, train
 from taser_jax.data.collections.store import PassageStore
+from taser_jax.data.seqio_tasks.tokenize import INPUTS
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.hosts import writes
 from taser_jax.evaluation.significance import SignificanceConfig
@@ -33,8 +34,8 @@ from taser_jax.retrieval.encoding import EncodeConfig
 from taser_jax.retrieval.fusion import HybridConfig
 from taser_jax.retrieval.index import IndexConfig
 from taser_jax.retrieval.mining import AnswerContaining, MiningConfig
-from taser_jax.storage.artifacts import file_name, require_equal
-from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.artifacts import file_name, read_json, require_equal
+from taser_jax.storage.errors import ConfigError, FingerprintError
 from taser_jax.training.objective import ObjectiveConfig
 
 BM25 = "BM25"
@@ -114,7 +115,8 @@ class Setting:
 
         Raises:
             ConfigError: a setting names an unknown task, or one whose queries are no passages.
-            FingerprintError: the collection is another version.
+            FingerprintError: the collection's passages are other ones than those tokenised, or the
+                queries of a task are.
         """
         store = TokenStore.open(self.token_store)
         collection = store.metadata.collection
@@ -125,6 +127,15 @@ class Setting:
             {"collection": passages.fingerprint},
             "run `taser tokenize` again, or correct DATA_DIR",
         )
+        made_from = read_json(store.directory / INPUTS, absent={}).get("queries", {})
+        tokenized = {prints[-1] for prints in made_from.values()}
+        for entry in store.metadata.queries if tokenized else ():
+            task, split = entry.task, entry.split
+            is_used = task in (self.tasks or store.tasks) and split in passages.tasks.get(task, ())
+            if is_used and passages.queries(task, split).fingerprint not in tokenized:
+                problem = f"{split} queries of {task!r} or their positives have changed since then"
+                fix = "run `taser tokenize` again, with --gin.tokenize.replace=True"
+                raise FingerprintError(problem, where=str(store.directory), fix=fix)
         self.evaluation.check_tasks(store.tasks)
         check_own_passages(self.own_passage_tasks, passages)
         return store

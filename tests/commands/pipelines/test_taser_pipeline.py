@@ -1,6 +1,7 @@
 """`taser pipeline taser`: what it leaves behind, and that it goes on wherever it was killed."""
 
 import collections
+import dataclasses
 import functools
 import shutil
 
@@ -12,6 +13,7 @@ from stage_calls import check_every_argument, without_work
 from taser_jax.cli import main as cli
 from taser_jax.commands.pipelines import retrieval_stages, taser
 from taser_jax.commands.pipelines.stages import Stages
+from taser_jax.data.collections.store import QuerySet, write_queries
 
 # Command -> the module that calls it.
 WORK = {"hybrid": taser} | dict.fromkeys(
@@ -171,6 +173,16 @@ def test_refused_before_anything_is_done(small_world, pretrained, tmp_path, caps
     (tmp_path / "file").write_text("")
     message = refused(capsys, *small_world.compare(tmp_path / "file" / "out"))
     assert str(tmp_path / "file" / "out") in message
+
+
+def test_queries_that_changed_after_they_were_tokenised_are_refused(small_world, tmp_path, capsys):
+    world = SmallWorld(tmp_path / "world")
+    shutil.copytree(small_world.root, world.root)
+    *queries, last = QuerySet.open(world.data_dir, "small", "code", "train")
+    changed = dataclasses.replace(last, positives=queries[0].positives, relevance=())
+    write_queries(world.data_dir, "small", "code", "train", [*queries, changed])
+    message = refused(capsys, *world.compare(tmp_path / "out"))
+    assert "train queries of 'code' or their positives have changed" in message
 
 
 def _counted(name, function, calls, kills):
