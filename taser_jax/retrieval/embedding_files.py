@@ -280,10 +280,11 @@ def import_embeddings(
     places = [store.find(id) for id in ids]
     unknown = [id for id, place in zip(ids, places, strict=True) if place is None]
     _refuse(unknown, "is no passage of the collection", inner)
-    rows = np.array(places, np.int64)
+    # Equal passages under two ids are one row, that of the first.
+    rows, first = np.unique(np.array(places, np.int64), return_index=True)
     absent = np.setdiff1d(np.arange(len(store)), rows)
     _refuse([store.ids[row] for row in absent.tolist()], "is absent", inner)
-    ordered = embeddings[np.argsort(rows)]
+    ordered = embeddings[first]
     model = facts["fingerprints"].get("model") or artifacts.Fingerprint().add(ordered).hex()
     fingerprints = {"model": model, **collection}
     normalization = facts.get("normalization")

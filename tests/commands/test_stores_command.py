@@ -17,8 +17,10 @@ from written_files import run_of
 
 from taser_jax.assembly.model_directory import load_model
 from taser_jax.cli import main as cli
+from taser_jax.data.collections.store import write_collection
 from taser_jax.retrieval import embedding_files
 from taser_jax.retrieval.embeddings import Embeddings, write_embeddings
+from taser_jax.storage.records import Passage
 
 
 @pytest.fixture(scope="module")
@@ -188,6 +190,16 @@ def test_embeddings_of_another_model_in_any_order_are_searched_without_it(tmp_pa
     expected = np.argsort(-(TABLE[PASSAGES:] @ doubles.T), axis=1)
     run = run_of(tmp_path / "runs" / "nq.test.trec")
     assert list(run["q5"]) == [f"p{row}" for row in expected[5, :10]]
+
+
+def test_of_equal_passages_under_two_ids_one_embedding_is_taken(tmp_path):
+    passages = [Passage(f"p{row}", f"text {row}", "") for row in range(4)]
+    store = write_collection(tmp_path / "data", "merged", passages, aliases={"twin": 1})
+    axes = np.eye(4, DIM, dtype=np.float32)
+    rows = {"p0": 0, "p1": 1, "twin": 1, "p2": 2, "p3": 3}
+    _foreign(tmp_path / "f", axes[list(rows.values())].tolist(), list(rows))
+    embedding_files.import_embeddings(tmp_path / "f", tmp_path / "e", store=store)
+    np.testing.assert_array_equal(Embeddings(tmp_path / "e")[:], axes)
 
 
 def _with(rows: dict[int, object]) -> list[object]:
