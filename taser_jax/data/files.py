@@ -10,6 +10,8 @@ import io
 import itertools
 import json
 import os
+import pathlib
+import re
 import zlib
 from collections.abc import Iterable, Iterator
 from typing import IO, TypeVar
@@ -29,7 +31,31 @@ _CHUNK = 1 << 20
 # If a text is merely cut off, json reports an error at most this close to its end: no literal or
 # escape is longer.
 _CUT_LITERAL = 16
+_VISIBLE = re.compile(r"(?s)(?!(.*/)?(\.|__MACOSX/))").match
 _BETWEEN_VALUES = " \t\r\n,["
+
+
+def text_files(folder: pathlib.Path, *, others: bool = False) -> list[pathlib.Path]:
+    """The text files of a folder and of those in it, or the `others`, sorted.
+
+    What is hidden, a program's, is in neither, nor what `taser compare` wrote. Links to folders are
+    among the others: they are not followed.
+    """
+    results = {path.parent for path in folder.rglob("decided.gin")}
+    # A copied site may have folders of such names.
+    paths = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
+    return sorted(
+        path
+        for path in paths
+        if (path.is_dir() or not is_text(path)) == others
+        and _VISIBLE(path.relative_to(folder).as_posix())
+        and results.isdisjoint(path.parents)
+    )
+
+
+def is_text(path: FilePath) -> bool:
+    """Whether the name is that of a text file, gzipped or not."""
+    return re.search(r"(?i)\.(txt|md|html?)(\.gz)?\Z", os.fspath(path)) is not None
 
 
 def in_blocks(items: Iterable[T], size: int) -> Iterator[list[T]]:
@@ -130,6 +156,27 @@ def first_lines(path: FilePath, count: int = 1) -> list[str]:
     """The first lines that are not blank, without their newlines; errors as of `numbered_lines`."""
     lines = (line.rstrip("\r\n") for _, line in numbered_lines(path) if line.strip())
     return list(itertools.islice(lines, count))
+
+
+def tagged_blocks(path: FilePath, tag: str) -> Iterator[tuple[str, str]]:
+    """Yields (file:line, content, with both tags) of each <tag>...</tag> of TREC.
+
+    Raises:
+        DataError: one that has no end.
+    """
+    start, lines = "", list[str]()
+    # What follows the last one has to end, too.
+    for number, content in itertools.chain(numbered_lines(path), [(0, f"<{tag}>")]):
+        for line in re.split(rf"(?i)(?<=</{tag}>)", content):
+            if re.match(rf"(?i)\s*<{tag}[\s>]", line):
+                if start:
+                    fix = f"write </{tag}> after it, or copy the file again"
+                    raise DataError(f"a <{tag}> that does not end", where=start, fix=fix)
+                start, lines = f"{os.fspath(path)}:{number}", []
+            lines.append(line)
+            if start and line.lower().endswith(f"</{tag}>"):
+                yield start, "".join(lines)
+                start = ""
 
 
 def _lines(stream: IO[bytes]) -> Iterator[bytes]:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from taser_jax.data.collections.store import SPLITS
-from taser_jax.data.files import first_lines
+from taser_jax.data.files import first_lines, text_files
 from taser_jax.data.prepare.splits import WHOLE, QuestionFiles
 from taser_jax.data.readers.fields import (
     SHARD,
@@ -21,7 +21,7 @@ from taser_jax.data.readers.fields import (
     read_records,
     roles_of,
 )
-from taser_jax.data.readers.passages import LeftOut, passage_of, read_passages, text_files
+from taser_jax.data.readers.passages import LeftOut, passage_of, read_passages
 from taser_jax.data.readers.questions import topic_tag
 from taser_jax.storage.artifacts import FilePath
 from taser_jax.storage.errors import ConfigError, DataError
@@ -34,9 +34,9 @@ _FILES = (
     *(".sgml", ".xml", ".qrels", ".trec"),
 )
 _SPLIT_WORDS = {
-    "train": "train",
+    **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("validation", "dev", "val", "valid"), "validation"),
-    "test": "test",
+    **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
 }
 # Words of file names that are not part of a task's name.
 _OTHER_WORDS = {
@@ -105,7 +105,7 @@ def detect(directory: str | os.PathLike[str], name: str = "") -> Detected:
     name = name or folder.resolve().name
     corpus = _of_name(folder, "corpus.jsonl")
     if corpus is not None and (folder / "qrels").is_dir():
-        return Detected((corpus,), {_task_name(name): _of_beir(folder)})
+        return Detected((corpus,), _of_beir(folder, name))
     files: dict[_Role, list[str]] = {role: [] for role in _Role}
     for path in _files(folder):
         if (found := _role(path)) is not None:
@@ -141,9 +141,12 @@ def detect(directory: str | os.PathLike[str], name: str = "") -> Detected:
         raise _unknown(folder, described)
     for file in files[_Role.OTHER]:
         logger.warning("%s is left out: %s", file, _Role.OTHER.value)
-    beside = {str(file) for file in text_files(folder)}.difference(*files.values())
-    if beside and passages != [str(folder)]:
-        logger.warning("%d text files are left out: %s has the passages", len(beside), passages[0])
+    is_text = passages == [str(folder)]
+    beside = {str(file) for file in text_files(folder, others=is_text)}.difference(*files.values())
+    if beside:
+        kind, place = ("other", ".txt, .md and .html files") if is_text else ("text", passages[0])
+        message = "%d %s files are left out, such as %s: the passages are those of %s"
+        logger.warning(message, len(beside), kind, min(beside), place)
     quoting = {file: QuestionFiles(file) for file in (*files[_Role.KILT], *files[_Role.PAIRS])}
     tasks = _by_task(judged | quoting, name, files[_Role.TOPICS])
     if files[_Role.KILT]:
@@ -227,19 +230,20 @@ def _files(folder: pathlib.Path) -> list[pathlib.Path]:
     else:
         tables = folder.glob("data/*.parquet")
     # Further shards are read with the first.
-    return sorted(set(map(first_shard, tables))) or sorted(folder.glob("[!.]*"))
+    return sorted(set(map(first_shard, [*tables] or folder.glob("[!.]*"))))
 
 
-def _of_beir(folder: pathlib.Path) -> dict[str, QuestionFiles]:
+def _of_beir(folder: pathlib.Path, name: str) -> dict[str, dict[str, QuestionFiles]]:
     """Split -> the queries judged in it; layout as published with Thakur et al., 2021."""
     queries = _of_name(folder, "queries.jsonl")
-    splits = {}
-    for name, split in _SPLIT_WORDS.items():
-        if queries and (qrels := _of_name(folder / "qrels", f"{name}.tsv")):
-            splits[split] = QuestionFiles(queries, qrels=qrels)
-    if not splits:
+    judged = {
+        qrels: QuestionFiles(queries, qrels=qrels)
+        for qrels in map(str, sorted(folder.glob("qrels/[!.]*")))
+        if queries and _name_of(qrels) in {("", split) for split in SPLITS}
+    }
+    if not judged:
         raise _unknown(folder, ["corpus.jsonl, but no queries.jsonl with judgements in qrels/"])
-    return splits
+    return _by_task(judged, name, ())
 
 
 def _of_name(folder: pathlib.Path, name: str) -> str | None:
@@ -250,8 +254,8 @@ def _of_name(folder: pathlib.Path, name: str) -> str | None:
 def _role(path: pathlib.Path) -> _Role | None:
     """The role of a file by its name and first lines; None if it has none of these roles."""
     name = path.name.lower().removesuffix(".gz")
-    is_data = name.endswith(_FILES) or name.startswith(("topics", "qrels"))
-    if not is_data or not path.is_file() or not path.stat().st_size:
+    is_trec = name.startswith(("topics", "qrels")) and not name.endswith((".md", ".html", ".htm"))
+    if not (is_trec or name.endswith(_FILES)) or not path.is_file() or not path.stat().st_size:
         return None
     if name.endswith(".qa.csv"):
         return _Role.PAIRS
@@ -307,7 +311,7 @@ def _name_of(path: str) -> tuple[str, str]:
     """
     file = pathlib.Path(path)
     stem, shards = re.subn(SHARD, "", file.name.split(".gz")[0].rpartition(".")[0])
-    stem = f"{file.parent.name}.{stem}" if shards and file.parent.name in SPLITS else stem
+    stem = f"{file.parent.name}.{stem}" if shards and file.parent.name in _SPLIT_WORDS else stem
     stem = re.sub(
         rf"(?i)(?<![^\W_])({_WORDS})(?![^\W_])", lambda word: f".{word[1].lower()}.", stem
     )
@@ -332,7 +336,7 @@ def _by_task(
         split = split or ("test" if path in topics else WHOLE)
         other = tasks.setdefault(task, {}).setdefault(split, questions)
         if other is not questions:
-            problem = f"{other.questions} and {path} are both {split}"
+            problem = f"{other.qrels or other.questions} and {path} are both {split}"
             fix = "name one after another task or split, as in faq.test.queries.tsv"
             raise ConfigError(problem, where=f"task {task!r}", fix=fix)
     return tasks

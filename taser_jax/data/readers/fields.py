@@ -105,19 +105,6 @@ def quoted_rows(path: FilePath, delimiter: str = "\t") -> Iterator[tuple[str, li
             yield where, row
 
 
-def tagged_blocks(path: FilePath, tag: str) -> Iterator[tuple[str, str]]:
-    """Yields (file:line, content) of each <tag>...</tag> of TREC, on lines of their own."""
-    start, lines = "", list[str]()
-    for where, content in lines_of(path):
-        word = content.strip().lower()
-        if re.match(rf"<{tag}\b", word):
-            start, lines = where, []
-        elif word == f"</{tag}>":
-            yield start, "".join(lines)
-        else:
-            lines.append(content)
-
-
 def xml_elements(path: FilePath, *tags: str) -> Iterator[tuple[str, Element]]:
     """Yields (file:line of its end, element) of these tags; what has been read is emptied.
 
@@ -170,6 +157,7 @@ class Role(enum.Enum):
 
 # Of records that quote the passages of their questions.
 _ANSWERING = (Role.POSITIVE, Role.TEXT, Role.ANSWERS)
+_REFUTING = r"-\d.*|0+([.,]0+)?|false|no|(ir|no[nt][ _-]?)relevant"
 
 
 # Records of a file have few sets of fields.
@@ -267,9 +255,9 @@ class Record:
         return next(filter(None, map(self.passages, _ANSWERING)), ())
 
     def is_refuted(self) -> bool:
-        """Whether a grade of 0 or below says that what it quotes is no answer."""
-        grade = str(self.values.get(self.first(Role.RELEVANCE) or ""))
-        return re.fullmatch(r"-\d.*|0+(\.0+)?|False", grade) is not None
+        """Whether a grade of 0 or below, or a word, says that what it quotes is no answer."""
+        grade = str(self.values.get(self.first(Role.RELEVANCE) or "")).strip().lower()
+        return re.fullmatch(_REFUTING, grade) is not None
 
     def is_pair(self) -> bool:
         """Whether it has a question and quotes a passage that answers it."""
@@ -363,7 +351,8 @@ def read_qrels(path: FilePath) -> Iterator[Judgement]:
             fix = "name them query-id, corpus-id and score"
             raise DataError(problem, where=where, fix=fix)
         try:
-            relevance = int(np.int32(str(values[grade])))
+            # Floats, as pandas writes them, count if they are whole.
+            relevance = int(np.int32(re.sub(r"\.0*$", "", str(values[grade]).strip())))
         except (ValueError, OverflowError) as error:
             fix = "write an integer of 32 bits"
             problem = f"the grade is {values[grade]!r}"
@@ -381,7 +370,8 @@ def first_shard(path: pathlib.Path) -> pathlib.Path:
     Example:
         train-00001-of-00002.parquet goes with train-00000-of-00002.parquet.
     """
-    return path.with_stem(SHARD.sub(r"-00000\1", path.stem))
+    is_table = path.suffix.lower() in (".parquet", ".arrow")
+    return path.with_stem(SHARD.sub(r"-00000\1", path.stem)) if is_table else path
 
 
 def _arrow(path: FilePath) -> Iterator[dict[str, object]]:
@@ -393,6 +383,9 @@ def _arrow(path: FilePath) -> Iterator[dict[str, object]]:
 
     file = pathlib.Path(path)
     shards = [each for each in sorted(file.parent.glob("*")) if first_shard(each) == file]
+    if (ending := SHARD.search(file.stem)) and len(shards) != int(ending[1].rpartition("-")[2]):
+        problem, fix = f"{len(shards)} of these shards are there", "copy the missing ones, too"
+        raise DataError(problem, where=os.fspath(path), fix=fix)
     for shard in map(os.fspath, shards or [file]):
         batches: Iterable[Any]
         try:

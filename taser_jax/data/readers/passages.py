@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 import regex
 
-from taser_jax.data.files import first_lines, numbered_lines
+from taser_jax.data.files import first_lines, is_text, numbered_lines, tagged_blocks, text_files
 from taser_jax.data.readers import fields
 from taser_jax.data.readers.fields import PARAGRAPH_END, Record, Role, Span
 from taser_jax.storage.artifacts import FilePath
@@ -28,9 +28,8 @@ PASSAGE_WORDS = 100
 WORD = regex.compile(rf"(?:[{UNSPACED}]\p{{M}}*|[^ {UNSPACED}]+)\p{{P}}* ?")
 # Rows of a table without a header in which titles and texts are compared.
 _COMPARED = 100
-# Paths of text files; what is hidden is a program's.
-_TEXTS = re.compile(r"(?si)(?!(.*/)?(\.|__MACOSX/)).*\.(txt|md|html?)(\.gz)?").fullmatch
 _SECTION = "Section::::"
+_SETTINGS = r"---[ \t]*\r?\n(?:(?:[\w.-]+[ \t]*:|[ \t#-]).*\n|\r?\n)+?---[ \t]*(?:\r?\n|\Z)"
 _IDS = (Role.ID, Role.PASSAGE_ID)
 _FIX_PAGE = "write {wikipedia_id, wikipedia_title, text: [paragraph, ...]}"
 
@@ -143,11 +142,11 @@ def _located(path: FilePath, words: int) -> Iterator[LocatedPassage]:
         yield from _of_texts(text_files(pathlib.Path(path)), pathlib.Path(path), words)
     elif (records := fields.read_records(path)) is not None:
         yield from _of_records(path, records, words)
-    elif [line.strip().upper() for line in first_lines(path)] == ["<DOC>"]:
+    elif "".join(first_lines(path)).lstrip().lower().startswith("<doc>"):
         yield from _of_trec(path)
     elif name.endswith(".xml"):
         yield from _scope_notes(path)
-    elif _TEXTS(os.path.basename(name)) and "\t" not in "".join(first_lines(path)):
+    elif is_text(name) and "\t" not in "".join(first_lines(path)):
         yield from _of_texts([pathlib.Path(path)], pathlib.Path(path).parent, words)
     else:
         for row in _columns(path):
@@ -276,7 +275,7 @@ def _columns(path: FilePath) -> Iterator[Record]:
 
 def _of_trec(path: FilePath) -> Iterator[LocatedPassage]:
     """Documents of TREC's SGML; the text is what is left without tags."""
-    for where, document in fields.tagged_blocks(path, "doc"):
+    for where, document in tagged_blocks(path, "doc"):
         id = _tagged(document, "DOCNO")
         title = _tagged(document, "TITLE|HEADLINE|HEAD|TI")
         body = re.sub(r"(?is)<(DOCNO|TITLE|HEADLINE|HEAD|TI)>.*?</\1>|<[^>]*>", " ", document)
@@ -304,19 +303,12 @@ def _scope_notes(path: FilePath) -> Iterator[LocatedPassage]:
             yield LocatedPassage(where, Passage(*texts))
 
 
-def text_files(folder: pathlib.Path) -> list[pathlib.Path]:
-    """The text files of a folder and of those in it, sorted; not what `taser compare` wrote."""
-    results = {path.parent for path in folder.rglob("decided.gin")}
-    paths = (path for path in folder.rglob("*") if _TEXTS(path.relative_to(folder).as_posix()))
-    # A copied site may have folders of such names.
-    return sorted(path for path in paths if not path.is_dir() and results.isdisjoint(path.parents))
-
-
 def _of_texts(
     paths: list[pathlib.Path], folder: pathlib.Path, words: int
 ) -> Iterator[LocatedPassage]:
     for path in paths:
-        content = "".join(line for _, line in numbered_lines(path)) if path.stat().st_size else ""
+        is_empty = path.exists() and not path.stat().st_size
+        content = "" if is_empty else "".join(line for _, line in numbered_lines(path))
         name = re.sub(r"\s+", "_", path.relative_to(folder).as_posix())
         title, paragraphs = _title_and_paragraphs(path, content)
         for number, text in enumerate(_windows(paragraphs, words) or [""]):
@@ -334,10 +326,15 @@ def _title_and_paragraphs(path: pathlib.Path, content: str) -> tuple[str, list[s
         title = "".join(page.title)
         content = "\n\n".join("".join(block) for block in page.blocks)
     elif ending.lower() == "md":
+        # Of the settings that Jekyll's, Hugo's and Obsidian's pages begin with, the title counts.
+        if settings := re.match(_SETTINGS, content):
+            content = content[settings.end() :]
+            named = re.search(r"(?m)^title[ \t]*:[ \t]*(['\"]?)(.+?)\1\s*$", settings[0])
+            title = named[2] if named else ""
         # In code "#" begins a comment.
         code = r"(?ms)^ *(```|~~~)[^`\n]*\n.*?(^ *\1|\Z)"
         prose = re.sub(code, lambda block: " " * len(block[0]), content)
-        if heading := re.search(r"(?m)^#{1,6}[ \t]+(.+?)\s*#*$", prose):
+        if not title and (heading := re.search(r"(?m)^#{1,6}[ \t]+(.+?)\s*#*$", prose)):
             # A title is no paragraph of its own.
             title = heading[1]
             content = content[: heading.start()] + content[heading.end() :]

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from taser_jax.data.files import first_lines, json_records
+from taser_jax.data.files import first_lines, json_records, tagged_blocks
 from taser_jax.data.readers import fields
 from taser_jax.data.readers.fields import PARAGRAPH_END, Record, Role, Span
 from taser_jax.storage.artifacts import FilePath
@@ -237,7 +237,7 @@ def _topics(path: FilePath, tag: str) -> Iterator[Record]:
 
 
 def _sgml_topics(path: FilePath) -> Iterator[Record]:
-    for where, topic in fields.tagged_blocks(path, "top"):
+    for where, topic in tagged_blocks(path, "top"):
         parts = {}
         for name, text in re.findall(r"(?is)<(num|title|desc)>([^<]*)", topic):
             said = re.sub(r"(?i)^\s*(number|topic|description):", "", text)

@@ -16,10 +16,12 @@ KILT = {"id": "1", "input": "q", "output": [{"answer": "a"}]}
 # Name of a file -> its content, and what it is taken for.
 BEIR = {
     "corpus.jsonl.gz": ([{"_id": "1"}], "passages"),
-    "queries.jsonl.gz": ([{"_id": "1"}], "folder.validation", "folder.test"),
+    "queries.jsonl.gz": ([{"_id": "1"}], "folder.train", "folder.validation", "folder.test"),
     # "dev" is our validation; the task is the folder's.
     "qrels/dev.tsv.gz": (QRELS, "folder.validation qrels"),
     "qrels/test.tsv.gz": (QRELS, "folder.test qrels"),
+    "qrels/training.jsonl": ([{"query-id": "1", "corpus-id": "1"}], "folder.train qrels"),
+    "qrels/run.tsv": ("1\t1\t1\n",),
     "notes.json": ("{}",),
 }
 FILES_OF_DPR = {
@@ -60,6 +62,8 @@ NAMES = {
     "train_qrels.tsv": ("1 0 p1 1\n", "folder.train qrels"),
     "my_faq_val.jsonl": ([DPR], "my_faq.validation"),
     "my_faq_Test.JSONL": ([DPR], "my_faq.test"),
+    "their_training.jsonl": ([DPR], "their.train"),
+    "their-eval.jsonl": ([DPR], "their.test"),
     "Über (1).json": ([DPR], "ber_1.train+validation+test"),
     "._Passages.CSV": ("\0",),
 }
@@ -110,6 +114,15 @@ def test_formats_by_names_and_first_lines(tmp_path, files):
             {"p.tsv": PASSAGES, "nq-dev.json": [DPR], "nq-validation.json": [DPR]},
             "are both validation",
         ),
+        (
+            {
+                "corpus.jsonl": [{"_id": "1"}],
+                "queries.jsonl": [{"_id": "1"}],
+                "qrels/eval.tsv": QRELS,
+                "qrels/test.tsv": QRELS,
+            },
+            r"qrels/eval\.tsv and .*qrels/test\.tsv are both test",
+        ),
     ],
 )
 def test_what_is_not_recognised_is_listed(tmp_path, files, message):
@@ -124,8 +137,18 @@ def test_what_is_not_read_is_named(tmp_path, caplog):
     assert detect(write_all(tmp_path / "notes", files)).passages == (str(tmp_path / "notes"),)
     with caplog.at_level(logging.WARNING, logger="taser"):
         detect(write_all(tmp_path / "notes", {"links.csv": "name,content\na,b\n"}))
-    assert "2 text files are left out: " in caplog.text
+    assert "2 text files are left out, such as " in caplog.text
     assert "clicks.csv is left out: no columns" in caplog.text
+    # All but the card of a data set is in folders of its own.
+    files = {"README.md": "card", "topics.md": "text", "en/a.csv": "", ".git/b.csv": ""}
+    folder = write_all(tmp_path / "cloned", files)
+    (folder / "linked").symlink_to(tmp_path)
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, logger="taser"):
+        assert detect(folder).passages == (str(folder),)
+    assert caplog.text.count("left out") == 1
+    assert "2 other files are left out, such as " in caplog.text
+    assert "cloned/en/a.csv: the passages are those of .txt," in caplog.text
     with pytest.raises(ConfigError, match=r"links\.csv: it is a file"):
         detect(tmp_path / "notes" / "links.csv")
 

@@ -59,6 +59,10 @@ PASSAGES = {
         f"<DOC>\n<DOCNO> {id} </DOCNO>\n<TITLE>{title}</TITLE>\n<TEXT>\n{text}\n</TEXT>\n</DOC>\n"
         for title, text, id in ROWS
     ),
+    "docs.trec": "".join(
+        f"<doc><docno>{id}</docno><HEAD>{title}</HEAD>\n<TEXT>{text}</TEXT></doc>"
+        for title, text, id in ROWS
+    ),
     "docs.parquet": _arrow(doc_id=list("abc"), heading=TITLES, body=TEXTS),
 }
 
@@ -85,6 +89,9 @@ def test_a_hugging_face_dataset(tmp_path, saved, prepare_notes, queries_of):
     assert (query.text, store[query.positives[0]].text) == (QUESTIONS[2], TEXTS[2])
     with pytest.raises(DataError, match=rf"{name}: no rows of Arrow"):
         prepare_notes({name: "no rows"})
+    (tmp_path / "notes" / next(file for file in files if "00001-of-00002" in file)).unlink()
+    with pytest.raises(DataError, match=r"train.*-of-00002.*: 1 of these shards are there"):
+        prepare_notes({name: files[name]})
 
 
 def test_a_heading_stands_with_what_follows(prepare_notes):
@@ -117,6 +124,8 @@ def test_a_folder_of_text_files(prepare_notes):
         "a b.txt": f"one two\n\nthree\n\n{long}\n",
         "deep.md/page.md": "intro\n\n# A heading #\n\nbody\n",
         "code.md": "Set up:\n\n```bash\n# install\npip\n```\n\n## Use\n\nrun\n",
+        "hugo.md": "---\ntitle: 'A post'\n# tags\ntags:\n- x\n\n---\n# Part\n---\nb: b\n",
+        "rule.md": "---\nb:\nprose\n---\n",
         "page.html": "<html><head><title>The <b>title</title><style>p {}</style></head><body>"
         "<h1>Head</h1><p>one &amp; two</p><script>no()</script><p>three</p></body></html>",
         "bare.html": "<h2>Only a heading</h2><p>text</p>",
@@ -138,6 +147,8 @@ def test_a_folder_of_text_files(prepare_notes):
         "code.md#1": ("Use", "```bash # install pip ```", "code.md"),
         "code.md#2": ("Use", "run", "code.md"),
         "deep.md/page.md#0": ("A heading", "intro body", "deep.md/page.md"),
+        "hugo.md#0": ("A post", "# Part --- b: b", "hugo.md"),
+        "rule.md#0": ("rule", "--- b: prose ---", "rule.md"),
         "packed.MD.gz#0": ("Packed", "text", "packed.MD.gz"),
         "page.html#0": ("The title", "Head one & two three", "page.html"),
     }

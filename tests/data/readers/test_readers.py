@@ -87,7 +87,7 @@ def test_passages_are_streamed(tmp_path):
     [
         "q1 Q0 d1 2\nq2\t0\td2\t0\n\n",
         "query-id\tcorpus-id\tscore\nq1\td1\t2\nq2\td2\t0\n",
-        "relevance;doc_id;qid\n2;d1;q1\n0;d2;q2\n",
+        "relevance;doc_id;qid\n2.0;d1;q1\n0;d2;q2\n",
         "query,docno,label\nq1,d1,2\nq2,d2,0\n",
     ],
 )
@@ -295,8 +295,11 @@ def test_qa_csv_bare_and_in_pyserini_quotes(tmp_path):
     assert answers == [("who?", ("Ada", "Lovelace")), ("when?", ())]
 
 
-def test_rows_of_pairs_with_a_grade_are_one_question(tmp_path):
-    rows = "q,c,1\nr,d,0\nq,e,0\nq,d,-1\nq,f,2\n"
+@pytest.mark.parametrize(
+    "grades", ["1 0 0 -1 2", "TRUE FALSE 0.0 0 True", "yes irrelevant no Not_Relevant billing"]
+)
+def test_rows_of_pairs_with_a_grade_are_one_question(tmp_path, grades):
+    rows = "q,c,{}\nr,d,{}\nq,e,{}\nq,d,{}\nq,f,{}\n".format(*grades.split())
     path = write(tmp_path / "train.csv", f"query,passage,label\n{rows}")
     quoted = [
         (question.text, [p.text for p in question.positives], len(question.hard_negatives))
@@ -372,6 +375,8 @@ BAD_PASSAGES = [
     ("c.jsonl", TERMS[:1], r": there is no passage(.|\n)*a definition"),
     ("k.jsonl", [PAGE, {**PAGE, "wikipedia_id": None}], ":2: .*field 'wikipedia_id'"),
     ("k.jsonl", [PAGE, {**PAGE, "text": "A city."}], ":2, field 'text': .* expected a list"),
+    ("d.trec", "<DOC>\n<DOCNO>1</DOCNO> a\n</DOC>\n<DOC>\nb\n", ":4: a <doc> that does not end"),
+    ("d.trec", "<DOC>\nb\n<DOC>\n</DOC>\n", ":1: a <doc> that does not end"),
     ("desc.xml", MESH[:-40], ":14: not complete XML"),
     ("desc.xml", "no xml", ":1: not complete XML"),
     (
