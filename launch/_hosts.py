@@ -117,6 +117,7 @@ class Hosts(argparse.Namespace):
         needed: names of the options that each run needs.
         others: names of its other options.
         install: shell command for the folder `taser_jax` of a host.
+        creation: commands that create what is not there.
         goes_on: whether the command outlives its connection.
         targets: names of hosts, or of groups of hosts that one connection reaches.
         retries: attempts after the first one.
@@ -127,6 +128,7 @@ class Hosts(argparse.Namespace):
     needed = others = install = ""
     goes_on = True
     targets: Sequence[str] = ("all",)
+    creation: Sequence[list[str]] = ()
     retries: int
     # Options that some launchers lack.
     attach = data = name = setup = skip_install = NOT_GIVEN
@@ -137,15 +139,15 @@ class Hosts(argparse.Namespace):
         self.steps_per_second = 0.0
         self._are_reached = self._is_ending = False
         self._processes: list[subprocess.Popen[str]] = []
+        self.set_up()
+
+    def set_up(self) -> None:
+        """Refuses options that do not fit together, and sets what follows from the others."""
 
     def plan(self) -> list[str]:
         """What the launcher will do."""
         reasons = "after a preemption or a lost host, or without capacity"
         return [f"retries: {self.retries}, {reasons}, {self.retry_seconds} s apart"]
-
-    def creation(self) -> list[list[str]]:
-        """Creates what is not there."""
-        return []
 
     def make_ready(self) -> None:
         """Waits until the hosts can be connected to."""
@@ -187,7 +189,7 @@ class Hosts(argparse.Namespace):
         if self.attach:
             return [self.attach_words(node) for node in self.targets]
         preparations = [words for node in self.targets for words in self.preparation(node)]
-        return [*self.creation(), *preparations, *map(self.run_words, self.targets)]
+        return [*self.creation, *preparations, *map(self.run_words, self.targets)]
 
     def run(self) -> int:
         """Makes attempts until the command ends, or the launcher must; returns its status."""

@@ -29,8 +29,6 @@ LAUNCHED_BY = "taser_jax-" + re.sub("[^a-z0-9]", "-", getpass.getuser().lower())
 FIRST, REQUIRED = "runs/train.gin", "%gin.REQUIRED"
 INCLUDE = re.compile(r"""^include\s+["'](.*)["']""", re.M)
 BINDING = re.compile(r"^([ \t]*)([\w./]+)[ \t]*=(.*)$", re.M)
-# A command line that names one of them expects results there.
-ALWAYS_OUTPUTS = ("MODEL_DIR", "OUTPUT_DIR")
 
 
 class _Pod(Hosts):
@@ -53,8 +51,7 @@ class _Pod(Hosts):
     install = "bash taser_jax/launch/_install.sh"
     resource, is_queued, max_run_duration = "tpu-vm", False, tables.NOT_GIVEN
 
-    def __init__(self, script: str, words: Sequence[str]) -> None:
-        super().__init__(script, words)
+    def set_up(self) -> None:
         self.targets = [f"{self.name}-{number}" for number in range(self.slices)] or [self.name]
         for word in self.command:
             # The hosts share nothing but buckets.
@@ -78,6 +75,7 @@ class _Pod(Hosts):
         force = ["--force"] * self.is_queued
         self.deletion = self.words(self.resource, "delete", self.name, *force)
         self.by_hand = shlex.join(self.deletion)
+        self.creation = [self._creation_words()] if self.type else []
         self.is_deleted_late = bool(self.type) and self.delete != "never"
         self.outputs, self.deleted, self.why_it_stays = [], self.delete, "as you say"
         if not self.delete:
@@ -123,9 +121,7 @@ class _Pod(Hosts):
         settings = ("--worker=all", f"--command={command}", *self.tunnel)
         return self.words("tpu-vm", "ssh", node, *settings, "--ssh-flag=-oServerAliveInterval=30")
 
-    def creation(self) -> list[list[str]]:
-        if not self.type:
-            return []
+    def _creation_words(self) -> list[str]:
         words = [f"--accelerator-type={self.type}", f"--version={self.runtime}"]
         if self.is_queued:
             several = [f"--node-count={self.slices}", f"--node-prefix={self.name}"]
@@ -136,7 +132,7 @@ class _Pod(Hosts):
         addresses = ["--internal-ips"] * bool(self.internal_ip)
         labels = ",".join(filter(None, [f"launcher={LAUNCHED_BY}", self.labels]))
         words += [*self.price_class, *flex_start, *addresses, f"--labels={labels}", *self.gcloud]
-        return [self.words(self.resource, "create", self.name, *words)]
+        return self.words(self.resource, "create", self.name, *words)
 
     def _request(self, words: list[str]) -> None:
         """Asks gcloud for a change."""
@@ -213,7 +209,7 @@ class _Pod(Hosts):
                 if move is Move.REPLACE and is_renewed:
                     raise LaunchError(f"{what}: {state}", tables.AGAIN)
                 is_renewed = is_renewed or move is Move.REPLACE
-                for words in self.creation():
+                for words in self.creation:
                     self._request(words)
                 if not self.is_queued:
                     return
@@ -294,8 +290,7 @@ class _Machines(Hosts):
 
     needed, others = "hosts", f"port extra {ON_HOSTS}"
 
-    def __init__(self, script: str, words: Sequence[str]) -> None:
-        super().__init__(script, words)
+    def set_up(self) -> None:
         self.targets = self.hosts.split(",")
         extra = f"[{self.extra}]" if self.extra else ""
         self.install = f"cd taser_jax && . launch/_environment.sh && use_environment '{extra}'"
@@ -365,8 +360,7 @@ class _Workload(Hosts):
     needed, others = "cluster workload type image", ON_GKE
     goes_on, slices = False, 1
 
-    def __init__(self, script: str, words: Sequence[str]) -> None:
-        super().__init__(script, words)
+    def set_up(self) -> None:
         # xpk refuses longer names, but only after the image has been built.
         if not re.fullmatch("[a-z]([-a-z0-9]{0,38}[a-z0-9])?", self.workload):
             self.refuse("--workload: expected up to 40 lower-case letters, digits and dashes")
@@ -483,7 +477,8 @@ def _outputs(pod: _Pod) -> list[str]:
         raise LaunchError(f"its Gin files cannot be read: {error}") from error
     of_line = _bindings("\n".join(given["--gin_bindings"]))
     bindings = {**_bindings(text), **of_line}
-    names = ("train.model_dir", *(name for name in ALWAYS_OUTPUTS if name in of_line))
+    # A command line that names one of these expects results there.
+    names = ["train.model_dir", *(name for name in ("MODEL_DIR", "OUTPUT_DIR") if name in of_line)]
     return list(dict.fromkeys(_address(name, dict(bindings)) for name in names))
 
 
