@@ -268,7 +268,7 @@ def fit_vocabulary(config: ModelConfig, store: TokenStore | None) -> ModelConfig
         return config.with_transformer(vocab_size=size)
     if rows < size:
         problem = f"the token store's vocabulary has {size} entries"
-        where = "VOCAB_SIZE"
-        fix = f"set VOCAB_SIZE={size}, or tokenize with the model's vocabulary"
+        where = f"{type(config.transformer).__name__}.vocab_size"
+        fix = f"set it to {size}, or to 1 for the store's, or tokenize with the model's vocabulary"
         raise ConfigError(problem, where=where, expected=f"at most the model's {rows}", fix=fix)
     return config

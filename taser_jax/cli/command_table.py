@@ -380,6 +380,8 @@ def _enums(hint: Any) -> list[type[enum.Enum]]:
 
 def fix_of(value: Any, hint: Any) -> str | None:
     """What to write instead, where that is obvious."""
+    if isinstance(value, str) and value.startswith(("[", "(", "{")):
+        return """quote all of it, as in --gin.TASKS="['faq']": the shell drops the quotes inside"""
     candidates = [[value], {value: value}] if isinstance(value, str) else [[value]]
     for wrapped in candidates:
         if fits(wrapped, hint):

@@ -16,7 +16,7 @@ from etils import epath
 from jaxtyping import PyTree
 
 from taser_jax.assembly.data import DeviceBatches, TrainingData, open_store
-from taser_jax.assembly.model_directory import write_run_record
+from taser_jax.assembly.model_directory import VOCABULARY, check_vocabulary, write_run_record
 from taser_jax.assembly.plans import TrainingConfig
 from taser_jax.assembly.program import TrainingJob, step_cost, training_job, without_frozen
 from taser_jax.assembly.run_record import check_settings, make_writers, settings_of
@@ -107,6 +107,8 @@ def train(
         if not dry_run:
             hosts.keep_compiled_programs(model_dir)
         store = open_store(data.token_store, dry_run=dry_run)
+        if initial_checkpoint and store is not None:
+            check_vocabulary(epath.Path(initial_checkpoint).parent / VOCABULARY, store)
         job = training_job(model, training, data, store=store)
         for name, value in job.facts.items():
             logger.info("%s: %s", name.replace("_", " "), value)

@@ -299,3 +299,5 @@ def test_annotations_and_what_to_write():
     assert fix_of("faq", Sequence[str] | None) == "write ['faq']"
     assert fix_of("good", Mapping[str, str]) == "write {'good': 'good'}"
     assert fix_of(3, Mapping[str, str]) is None
+    # What a shell makes of --gin.TASKS=['faq'].
+    assert fix_of("[faq]", Sequence[str]).startswith("quote all of it")

@@ -111,6 +111,14 @@ def test_what_cannot_be_trained_is_reported_first(tmp_path, tiny_store_dir, opti
             start(tmp_path / "model", tiny_store_dir, dry_run=dry_run, **options)
 
 
+def test_a_checkpoint_of_another_vocabulary_is_refused(tmp_path, tiny_store_dir):
+    (tmp_path / "other" / "vocabulary").mkdir(parents=True)
+    (tmp_path / "other" / "vocabulary" / "vocabulary.json").write_text('{"fingerprint": "b"}')
+    checkpoint = str(tmp_path / "other" / "checkpoint_1")
+    with pytest.raises(FingerprintError, match="vocabulary"):
+        start(tmp_path / "model", tiny_store_dir, initial_checkpoint=checkpoint)
+
+
 @pytest.mark.parametrize("change", [{"batch_size": 0}, {"num_batches": -1}, {"num_negatives": -1}])
 def test_impossible_validations_are_refused(change):
     with pytest.raises(ConfigError, match=f"ValidationConfig: {next(iter(change))} is"):
