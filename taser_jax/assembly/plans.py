@@ -230,6 +230,10 @@ def make_plan(
             "negatives_per_query": f"{counts}, {_devices()}",
             "false_negatives": batching.false_negatives.value,
         }
+    if alone := [task for task, size in sizes.items() if size * candidates < 2]:
+        problem = f"a batch of {', '.join(alone)} is one query and its positive, without negatives"
+        fix = "raise num_negatives or the number of queries: this would train nothing"
+        raise ConfigError(problem, where="batch", fix=fix)
     batches = {
         task: abstract_batch(
             (sizes[task], lengths[task]),

@@ -1,5 +1,6 @@
 """The batches of a step that is compiled, beside those that a token store gives."""
 
+import contextlib
 import dataclasses
 import re
 
@@ -11,8 +12,10 @@ import tiny_training
 from taser_jax.assembly.data import DeviceBatches
 from taser_jax.assembly.plans import MultitaskTraining, TrainingTexts, lengths_in, make_plan
 from taser_jax.data.batches.every_task import TaskBatchingConfig
+from taser_jax.data.batches.stream import BatchingConfig
 from taser_jax.devices.mesh import make_mesh
 from taser_jax.devices.partitioning import Partitioner
+from taser_jax.storage.errors import ConfigError
 
 TRAINING = dataclasses.replace(
     tiny_training.training_config(train_steps=3, batch_size=16), length_buckets=(5, 9)
@@ -51,3 +54,16 @@ def test_shapes_are_those_of_the_stores_batches(training, store):
     texts = plan.with_real_lengths(lengths_in(store, queries)).values()
     real = [sum(each.mask.sum() for b in step.values() for each in b.texts) for step in batches]
     assert sum(batch.tokens for batch in texts) == pytest.approx(np.mean(real), rel=0.1)
+
+
+@pytest.mark.parametrize(("negatives", "refused"), [(0, True), (1, False)])
+def test_a_batch_without_negatives_is_refused(negatives, refused):
+    partitioner = Partitioner(make_mesh(devices=jax.devices()[:1]))
+    alone = BatchingConfig(batch_size=1, num_negatives=negatives)
+    every = MultitaskTraining(batching=TaskBatchingConfig(total=3, num_negatives=negatives))
+    texts = TrainingTexts(8, 12, None, {}, task_sizes={"large": 900, "small": 1})
+    for changes, name in (({"batching": alone}, "any"), ({"multitask": every}, "small")):
+        training = dataclasses.replace(TRAINING, length_buckets=(), **changes)
+        told = pytest.raises(ConfigError, match=f"a batch of {name} is one query")
+        with told if refused else contextlib.nullcontext():
+            make_plan(training, texts, partitioner=partitioner)
