@@ -16,7 +16,12 @@ from etils import epath
 from jaxtyping import PyTree
 
 from taser_jax.assembly.data import DeviceBatches, TrainingData, open_store
-from taser_jax.assembly.model_directory import VOCABULARY, check_vocabulary, write_run_record
+from taser_jax.assembly.model_directory import (
+    VOCABULARY,
+    check_vocabulary,
+    read_settings,
+    write_run_record,
+)
 from taser_jax.assembly.plans import TrainingConfig
 from taser_jax.assembly.program import TrainingJob, step_cost, training_job, without_frozen
 from taser_jax.assembly.run_record import check_settings, make_writers, settings_of
@@ -164,6 +169,10 @@ def _run(
     settings = settings_of(program.model.config, training, store=store, queries=queries)
     # It is not read again, so that it may have moved.
     settings["initial_checkpoint"] = bool(initial_checkpoint)
+    if checkpoints.latest_step == 0 and not read_settings(model_dir):
+        problem = "a model that no training began: its weights would be replaced by others"
+        fix = f"train into a new MODEL_DIR, with INITIAL_CHECKPOINT_PATH={model_dir}/checkpoint_0"
+        raise ConfigError(problem, where=str(model_dir), fix=fix)
     if resume_step:
         training.loop.check_done(resume_step)
         check_settings(model_dir, settings, step=resume_step)

@@ -111,6 +111,14 @@ def test_what_cannot_be_trained_is_reported_first(tmp_path, tiny_store_dir, opti
             start(tmp_path / "model", tiny_store_dir, dry_run=dry_run, **options)
 
 
+def test_an_imported_model_is_not_replaced(tmp_path, tiny_store_dir):
+    tiny_training.write_untrained(tmp_path / "model", tiny_training.model_config(), tiny_store_dir)
+    before = contents(tmp_path / "model")
+    with pytest.raises(ConfigError, match=r"new MODEL_DIR, with .*=\S+/model/checkpoint_0"):
+        start(tmp_path / "model", tiny_store_dir)
+    assert contents(tmp_path / "model") == before
+
+
 def test_a_checkpoint_of_another_vocabulary_is_refused(tmp_path, tiny_store_dir):
     (tmp_path / "other" / "vocabulary").mkdir(parents=True)
     (tmp_path / "other" / "vocabulary" / "vocabulary.json").write_text('{"fingerprint": "b"}')
