@@ -31,9 +31,9 @@ SLACK = 0.03
 
 # Lines of code of each folder at the top of the package: no docstrings, comments and blank lines.
 ROOMS = {
-    "assembly": 1_487,
-    "cli": 1_231,
-    "commands": 4_420,
+    "assembly": 1_491,
+    "cli": 1_233,
+    "commands": 4_431,
     "data": 5_515,
     "devices": 1_053,
     "evaluation": 1_272,
@@ -48,8 +48,8 @@ ROOMS = {
     "training": 1_264,
 }
 OTHERS = {
-    "lines of code": 29_137,
-    "percent of code that imports or raises": 13.9,
+    "lines of code": 29_154,
+    "percent of code that imports or raises": 14.0,
     "files": 188,
     "lines of the longest file": 415,
     "loose files": 3,
