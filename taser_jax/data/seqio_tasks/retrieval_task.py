@@ -10,6 +10,7 @@ import contextvars
 import dataclasses
 import functools
 import inspect
+import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
@@ -222,8 +223,8 @@ class RetrievalMixture:
         return weights
 
 
-def _described(function: Preprocessor) -> list[str]:
-    """A preprocessor's bound arguments and source code."""
+def _described(function: Callable[..., object], known: Collection[object] = ()) -> list[str]:
+    """A preprocessor's bound arguments and source code, and what that takes from around it."""
     parts = []
     while isinstance(function, functools.partial):
         parts.append(repr((function.args, sorted(function.keywords.items()))))
@@ -233,6 +234,27 @@ def _described(function: Preprocessor) -> list[str]:
         parts.append(repr(function))
         function = type(function)
     try:
-        return [*parts, inspect.getsource(function)]
+        parts.append(inspect.getsource(function))
     except (OSError, TypeError):
-        return [*parts, f"{function.__module__}.{function.__qualname__}"]
+        parts.append(f"{function.__module__}.{function.__qualname__}")
+    for name, value in _around(function).items():
+        if inspect.isfunction(value) and value.__module__ == function.__module__:
+            parts += [] if value in known else _described(value, (*known, value))
+        else:
+            # Of other values, such as modules, no text is the same in every process.
+            with contextlib.suppress(TypeError, ValueError):
+                parts.append(f"{name} {json.dumps(value, sort_keys=True)}")
+    return parts
+
+
+def _around(function: Callable[..., object]) -> dict[str, object]:
+    """The globals and the variables of enclosing functions that a function names."""
+    if not inspect.isfunction(function):
+        return {}
+    codes = [function.__code__]
+    for code in codes:
+        codes += [part for part in code.co_consts if inspect.iscode(part)]
+    names = sorted({name for code in codes for name in code.co_names})
+    outside = function.__globals__
+    of_module = {name: outside[name] for name in names if name in outside}
+    return of_module | dict(inspect.getclosurevars(function).nonlocals)

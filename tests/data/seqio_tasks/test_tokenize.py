@@ -127,6 +127,32 @@ def test_a_changed_preprocessor_is_noticed(settings, tmp_path):
         assert store.queries("two", "train").ids[0, 1] == PIECES.index(prompt)
 
 
+def _putting(before):
+    return lambda data: data.map(lambda x: {**x, "query": _joined(before, x["query"])})
+
+
+def _joined(before, query):
+    return before + _SPACE + query
+
+
+_SPACE = " "
+
+
+def test_what_a_preprocessor_takes_from_around_it_is_noticed(settings, tmp_path, monkeypatch):
+    """A variable of the function that made it, and a constant of a function that it calls."""
+    only = settings | {"mixture": "toy_two", "output_dir": tmp_path / "tokens"}
+    for before, space, piece in (("a", " ", "a"), ("b", " ", "b"), ("b", " c ", "b")):
+        monkeypatch.setitem(globals(), "_SPACE", space)
+        retrieval.remove("toy_two")
+        retrieval.add_retrieval_task(
+            "toy_two", collection="toy", task="two", query_preprocessors=[_putting(before)]
+        )
+        ids = make(**only, replace=True).queries("two", "train").ids
+        assert ids[0, 1] == PIECES.index(piece)
+        assert (ids[0, 2] == PIECES.index("c")) == (space == " c ")
+        assert make(**only).queries("two", "train").ids.tolist() == ids.tolist()
+
+
 @pytest.mark.parametrize(
     ("titles", "text"), [(Titles.OMIT, ""), (Titles.JOIN, ""), (Titles.INCLUDE, "ba")]
 )
