@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from taser_jax.commands.evaluate import EvaluationConfig, Judge, judge_run
 from taser_jax.commands.inputs import own_rows
-from taser_jax.data.collections.store import PassageStore
+from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.evaluation.metrics import AnswerMatch
 from taser_jax.retrieval import runs
 from taser_jax.retrieval.embeddings import Embeddings, QueryEmbeddings
@@ -218,8 +218,10 @@ class OpenSpecialist:
         members = self.files.members
         path = self.directory / (f"temperature-{members}.json" if members else _TEMPERATURE)
         judged = dict.fromkeys(map(self._judged, self.members.tasks))
+        queries = [own.fingerprint for own in self._validation]
         basis = {
             "ensemble": self.members.fingerprints["ensemble"],
+            "queries": artifacts.fingerprint_json(queries),
             "grid": str(self.weighing.temperatures),
             "judge": f"{', '.join(judged)}, k {self.weighing.k}",
         }
@@ -288,24 +290,28 @@ class OpenSpecialist:
         vectors = self.vectors(task, split)
         return self.confidences(vectors, self.lists(task, split).result, temperatures)
 
-    def _calibrate(self) -> TemperatureChoice:
-        """ECE over the validation queries of the tasks that the specialist was trained on."""
-        grid, split = self.weighing.temperatures, VALIDATION
+    @functools.cached_property
+    def _validation(self) -> list[QuerySet]:
+        """The validation queries of the tasks that the specialist was trained on."""
         splits = self.store.tasks
-        tasks = [task for task in self.members.tasks if split in splits.get(task, ())]
+        tasks = [task for task in self.members.tasks if VALIDATION in splits.get(task, ())]
         if not tasks:
-            problem = f"there are no {split} queries of {', '.join(self.members.tasks)}"
+            problem = f"there are no {VALIDATION} queries of {', '.join(self.members.tasks)}"
             fix = "give one temperature in Weighing.temperatures, or prepare that split"
             raise ConfigError(problem, where=f"calibration of {self.name}", fix=fix)
+        return [self.store.queries(task, VALIDATION) for task in tasks]
+
+    def _calibrate(self) -> TemperatureChoice:
+        """The temperature with the lowest ECE over the validation queries."""
+        grid = self.weighing.temperatures
         judged = dataclasses.replace(self.evaluation, measures=("R@1",), page_only_tasks=())
         confidences, correct = [], []
-        for task in tasks:
-            queries = self.store.queries(task, split)
-            run = self.lists(task, split)
+        for queries in self._validation:
+            run = self.lists(queries.task, VALIDATION)
             evaluation = judge_run(run, queries, self.store, judged)
             right = dict(zip(evaluation.query_ids, evaluation.values["R@1"], strict=True))
             lines = [line for line, query_id in enumerate(run.query_ids) if query_id in right]
-            confidences.append(self._own_confidences(task, split, grid)[:, lines])
+            confidences.append(self._own_confidences(queries.task, VALIDATION, grid)[:, lines])
             correct.append([right[run.query_ids[line]] > 0 for line in lines])
         is_correct = np.concatenate(correct).astype(bool)
         choice = choose_temperature(

@@ -11,7 +11,7 @@ from tiny_specialist import write_specialist
 
 from taser_jax.commands.inputs import read_task_run
 from taser_jax.data.batches.stream import BatchingConfig
-from taser_jax.data.collections.store import PassageStore, QuerySet
+from taser_jax.data.collections.store import PassageStore, QuerySet, write_queries
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.optim.optimizers import OptimizerConfig
 from taser_jax.retrieval.embeddings import Embeddings, QueryEmbeddings
@@ -139,6 +139,16 @@ def test_a_second_fusion_searches_nothing_anew(fused, start, monkeypatch):
     lists_dir = str(output_dir / "specialists")
     other = start(output_dir.parent / "equal", lists_dir=lists_dir, weighing=EQUAL)
     assert other.temperatures == {}
+
+
+def test_a_temperature_of_other_judgements_is_not_taken(fused, start, small_world, tmp_path):
+    output_dir, data_dir = shutil.copytree(fused[0], tmp_path / "out"), tmp_path / "data"
+    shutil.copytree(small_world.data_dir, data_dir)
+    queries = list(QuerySet.open(data_dir, "small", "code", "validation"))
+    changed = [dataclasses.replace(query, positives=(0,), relevance=()) for query in queries]
+    write_queries(data_dir, "small", "code", "validation", changed)
+    with pytest.raises(FingerprintError, match=r"temperature.json was made from queries"):
+        start(output_dir, data_dir=str(data_dir))
 
 
 def test_results_with_own_passages_are_not_taken_for_those_without(
