@@ -34,7 +34,7 @@ ROOMS = {
     "assembly": 1_491,
     "cli": 1_233,
     "commands": 4_431,
-    "data": 5_515,
+    "data": 5_533,
     "devices": 1_053,
     "evaluation": 1_272,
     "interop": 2_616,
@@ -44,11 +44,11 @@ ROOMS = {
     "retrieval": 2_157,
     "serving": 490,
     "storage": 1_280,
-    "systems": 2_866,
+    "systems": 2_870,
     "training": 1_264,
 }
 OTHERS = {
-    "lines of code": 29_154,
+    "lines of code": 29_176,
     "percent of code that imports or raises": 14.0,
     "files": 188,
     "lines of the longest file": 415,
