@@ -235,11 +235,9 @@ def build_corpus(objects: Sequence[DocumentedObject], cuts: Sequence[Collection[
         start = len(corpus.passages)
         element_rows = [start] * len(item.doc.elements)
         if sum(map(count_words, pieces)) >= MIN_WORDS:
-            chunks = _chunks(pieces)
-            for number, chunk in enumerate(chunks):
-                for piece in chunk:
-                    for later in range(owners[piece], len(element_rows)):
-                        element_rows[later] = start + number
+            for number, chunk in enumerate(_chunks(pieces)):
+                first = owners[chunk[0]]
+                element_rows[first:] = [start + number] * (len(element_rows) - first)
                 corpus.passages.append(
                     Passage(
                         id=f"{item.name}#{number}",
@@ -311,9 +309,8 @@ def assign(objects: Sequence[DocumentedObject]) -> Assignment:
 def shingles(text: str, size: int) -> frozenset[tuple[str, ...]]:
     """Every run of `size` words; the whole text if it is shorter."""
     tokens = words(text)
-    if len(tokens) <= size:
-        return frozenset([tuple(tokens)]) if tokens else frozenset()
-    return frozenset(tuple(tokens[i : i + size]) for i in range(len(tokens) - size + 1))
+    starts = range(max(1, len(tokens) - size + 1)) if tokens else ()
+    return frozenset(tuple(tokens[i : i + size]) for i in starts)
 
 
 def jaccard(a: frozenset[Hashable], b: frozenset[Hashable]) -> float:

@@ -171,12 +171,10 @@ def _parameters(lines: list[str]) -> list[Element]:
         google = _GOOGLE_PARAMETER.match(entry[0])
         numpy = _NUMPY_PARAMETER.match(entry[0])
         # "name: text" with a body below it is numpydoc's "name : type" only with the space.
-        if google and not (numpy and " : " in entry[0] and len(entry) > 1):
-            name, kind, first = google.groups()
-            elements.append(_parameter(name, kind or "", clean_text([first, *entry[1:]])))
-        elif numpy:
-            name, kind = numpy.groups()
-            elements.append(_parameter(name, kind or "", clean_text(entry[1:])))
+        is_numpy = numpy and " : " in entry[0] and len(entry) > 1
+        if match := numpy if is_numpy else google or numpy:
+            name, kind, *first = match.groups()
+            elements.append(_parameter(name, kind or "", clean_text([*first, *entry[1:]])))
         else:
             elements.extend(_prose(entry))
     return elements
@@ -221,13 +219,11 @@ def _see_also(lines: list[str]) -> list[SeeAlso]:
 
 
 def _without_signature(doc: str) -> str:
-    """Drops a first paragraph that is a call signature, as C functions have."""
-    first, _, rest = doc.partition("\n\n")
-    if _SIGNATURE.fullmatch(first.strip()):
-        return rest
-    line, _, rest = doc.partition("\n")
-    if rest and _SIGNATURE.fullmatch(line.strip()):
-        return rest
+    """Drops a first paragraph or line that is a call signature, as C functions have."""
+    for separator in ("\n\n", "\n"):
+        first, _, rest = doc.partition(separator)
+        if _SIGNATURE.fullmatch(first.strip()):
+            return rest
     # "name(arguments) -> Text." of older built-ins keeps its text.
     return re.sub(r"^[\w.]+\([^()]*\)\s*(?:->|--)\s*", "", doc, count=1)
 
@@ -260,10 +256,9 @@ def parse_docstring(doc: str) -> ParsedDocstring:
             elements.extend(_prose(lines))
     if elements and elements[0].kind is ElementKind.PROSE:
         first, *rest = sentences(elements[0].text)
-        head = [Element(ElementKind.SUMMARY, first)]
+        elements[0] = Element(ElementKind.SUMMARY, first)
         if rest:
-            head.append(Element(ElementKind.PROSE, " ".join(rest)))
-        elements[:1] = head
+            elements.insert(1, Element(ElementKind.PROSE, " ".join(rest)))
     return ParsedDocstring(tuple(elements), examples(blocks), tuple(see_also))
 
 
