@@ -285,6 +285,5 @@ def _answers(record: Record) -> tuple[str, ...]:
         with contextlib.suppress(*_NO_LITERAL):
             value = ast.literal_eval(value.strip())
     fix = "write a list of strings, such as ['Paris']"
-    return tuple(
-        map(str, typed(value, list[str | int | float], where=record.place(field), fix=fix))
-    )
+    answers = typed(value, list[str | int | float], where=record.place(field), fix=fix)
+    return tuple(map(str, answers))
