@@ -51,7 +51,8 @@ ance() {
   taser pipeline ance --gin_file=runs/kilt_mini_ance.gin "$@" \
     --gin.OUTPUT_DIR="$output_dir/seed-$seed/$name" --gin.pipeline_ance.name="$name" \
     --gin.DATA_DIR="$data_dir" --gin.TOKEN_STORE="$output_dir/tokens/$mixture" \
-    --gin.PRETRAINED="$pretrained" --gin.RANDOM_SEED="$seed" "${options[@]}"
+    --gin.PRETRAINED="$pretrained" --gin.STATES_DIR="$output_dir/states/$mixture" \
+    --gin.RANDOM_SEED="$seed" "${options[@]}"
 }
 # branch NAME [FLAGS...]: the naive run's second episode in another way.
 branch() {
