@@ -183,7 +183,6 @@ def test_recipes_of_kilt_mini_start_from_the_pretrained_weights_and_branch(
     small_world: SmallWorld, tmp_path: pathlib.Path
 ):
     vocabulary = small_world.root / "vocabulary"
-    # The recipe takes two of its blocks.
     checkpoint = write_with_vocabulary(tmp_path / "minilm", vocabulary, num_layers=2)
 
     def run(name: str, *flags: str) -> pathlib.Path:
@@ -192,12 +191,13 @@ def test_recipes_of_kilt_mini_start_from_the_pretrained_weights_and_branch(
             *gin(DATA_DIR=small_world.data_dir, TOKEN_STORE=small_world.token_store),
             *gin("pipeline_ance", name=name),
             *gin(OUTPUT_DIR=tmp_path / name, PRETRAINED=checkpoint),
+            *gin(STATES_DIR=tmp_path / "states"),
             *gin("EvaluationConfig", judge="qrels", measures=["R@1"]),
             *gin(WARM_UP_STEPS=1, TRAIN_STEPS=1, WARMUP_STEPS=0),
             *gin("ValidationConfig", num_batches=0),
             *gin("TaskBatchingConfig", total=16),
-            # Within the few positions of its model.
-            *gin("TrainingConfig", length_buckets=(16,)),
+            # Of its two blocks, and within its few positions.
+            *gin("TrainingConfig", train_from_block=1, length_buckets=(16,)),
         )
         return tmp_path / name
 
@@ -206,6 +206,7 @@ def test_recipes_of_kilt_mini_start_from_the_pretrained_weights_and_branch(
 
     naive = run("naive")
     assert facts(naive, "warm-up")["pretrained"] == str(checkpoint)
+    assert any((tmp_path / "states").iterdir())
     branch = run(
         "t-sage",
         *("--gin_file=optim/tsage.gin", "--gin_file=runs/kilt_mini_tsage.gin"),
