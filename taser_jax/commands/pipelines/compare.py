@@ -132,7 +132,7 @@ def compare(
             "prepare",
             compare_parts.prepare_detected,
             directories=list(directories),
-            sizes=compare_parts.file_sizes(directories, setting.output_dir),
+            checksums=compare_parts.file_checksums(directories, setting.output_dir),
             validation_share=validation_share,
             strict=strict,
             **run.data,

@@ -36,6 +36,7 @@ from taser_jax.models.batch import Role
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.dual_encoder import ModelConfig
 from taser_jax.retrieval.encoding import EncodeConfig, encode_rows
+from taser_jax.storage.checksums import crc
 from taser_jax.storage.errors import ConfigError
 
 _MEASURED_STEPS = 3
@@ -279,19 +280,19 @@ def collection_name(directories: Sequence[str]) -> str:
     return slug if slug[:1].isalpha() else f"c_{slug}"
 
 
-def file_sizes(directories: Sequence[str], output_dir: str) -> dict[str, int]:
-    """File -> its bytes, of all files in folders: what tells that they have changed.
+def file_checksums(directories: Sequence[str], output_dir: str) -> dict[str, str]:
+    """File -> its CRC-32, of all files in folders: what tells that they have changed.
 
-    Those of the output directory, which may be in one of the folders, do not count.
+    Those of the output directory, which may be in one of the folders, and hidden ones do not count.
     """
     written = pathlib.Path(output_dir).resolve()
-    paths = [
-        path for directory in directories for path in sorted(pathlib.Path(directory).rglob("*"))
-    ]
     return {
-        str(path): path.stat().st_size
-        for path in paths
-        if path.is_file() and written not in path.resolve().parents
+        str(path): crc(path)
+        for directory in directories
+        for path in sorted(pathlib.Path(directory).rglob("*"))
+        if path.is_file()
+        and written not in path.resolve().parents
+        and "/." not in f"/{path.relative_to(directory)}"
     }
 
 
@@ -299,7 +300,7 @@ def file_sizes(directories: Sequence[str], output_dir: str) -> dict[str, int]:
 def prepare_detected(
     *,
     directories: Sequence[str],
-    sizes: Mapping[str, int],
+    checksums: Mapping[str, str],
     data_dir: str,
     collection: str,
     validation_share: float = 0.1,
@@ -309,7 +310,7 @@ def prepare_detected(
 
     Args:
         directories: the folders, whose files are detected.
-        sizes: the files' bytes; files of other sizes are another input.
+        checksums: of the files; other files are another input.
         data_dir: folder of collections.
         collection: name of the collection.
         validation_share: share of training queries that a task without validation queries holds
@@ -319,7 +320,7 @@ def prepare_detected(
     Returns:
         Task -> its splits.
     """
-    del sizes
+    del checksums
     prepare_files(
         data_dir=data_dir,
         collection=collection,

@@ -318,3 +318,9 @@ def test_a_collection_without_queries_is_encoded_and_indexed(
     assert [path.read_text() for path in records] == before
     tokenized = Stages(output).record("tokenize").inputs
     assert (tokenized["mixture_or_task"], tokenized["collection"]) == (None, "hills")
+    # A file that has changed, if not in size, is another input; a hidden one is none.
+    write_all(tmp_path / "hills", {".DS_Store": "x"})
+    succeed("compare", folder, f"--out={output}", pretrained)
+    qrels = tmp_path / "hills" / "qrels" / "test.tsv"
+    qrels.write_text(qrels.read_text().replace("\t1\n", "\t0\n", 1))
+    assert "test.tsv" in refused(capsys, "compare", folder, f"--out={output}", pretrained)
