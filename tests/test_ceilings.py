@@ -33,7 +33,7 @@ SLACK = 0.03
 ROOMS = {
     "assembly": 1_491,
     "cli": 1_233,
-    "commands": 4_431,
+    "commands": 4_432,
     "data": 5_524,
     "devices": 1_053,
     "evaluation": 1_272,
@@ -48,7 +48,7 @@ ROOMS = {
     "training": 1_264,
 }
 OTHERS = {
-    "lines of code": 29_167,
+    "lines of code": 29_168,
     "percent of code that imports or raises": 14.0,
     "files": 188,
     "lines of the longest file": 415,
