@@ -172,11 +172,11 @@ class ComparedRows(Comparison):
 
     def _finish(self, choice: Choice) -> None:
         """Says what is recommended and why, answers test queries with it, and exports it."""
-        name, folder = choice.row, self._folders[choice.row.removesuffix(" + BM25")]
-        is_hybrid = name not in self._folders
-        row = name
-        if not is_hybrid and name != UNTRAINED and self._chosen is not None:
-            row = row_name(name, self._chosen.rounds)
+        name, dense = choice.row, choice.row.removesuffix(" + BM25")
+        is_hybrid, system = name != dense, dense
+        if dense != UNTRAINED and self._chosen is not None:
+            system = row_name(dense, self._chosen.rounds)
+        row = name if is_hybrid else system
         print(f"\nRecommended: {row}")
         if name in choice.gains:
             gain, error = (100 * value for value in choice.gains[name])
@@ -190,7 +190,7 @@ class ComparedRows(Comparison):
         if choice.queries < 30 and errors:
             what = "%d labelled queries chose it: they cannot tell differences below ± %.1f points"
             logger.warning(what, choice.queries, 1.96 * max(errors))
-        alpha = choice.alphas[name.removesuffix(" + BM25")] if is_hybrid else None
+        alpha = choice.alphas[dense] if is_hybrid else None
         # JSON has no infinity: a task has one query, which has no standard error.
         gains = {
             name: [mean, error if math.isfinite(error) else None]
@@ -200,14 +200,14 @@ class ComparedRows(Comparison):
         write_json(self.root / "recommended.json", recommended)
         queries = QuerySet.open(**self._data, task=self._tasks("test")[0], split="test")
         lines = sorted({0, len(queries) // 3, 2 * len(queries) // 3})
-        self._leave(row, folder, questions=[queries[line].text for line in lines], alpha=alpha)
+        print(f"\nTest queries, answered by {row}:")
+        asked = [queries[line].text for line in lines]
+        self._leave(system, self._folders[dense], questions=asked, alpha=alpha)
 
     def _leave(
-        self, row: str, folder: str, *, questions: Sequence[str] = (), alpha: float | None = None
+        self, system: str, folder: str, *, questions: Sequence[str] = (), alpha: float | None = None
     ) -> None:
-        """Leaves retriever.json, prints what it finds, and exports the row's model."""
-        if questions:
-            print(f"\nTest queries, answered by {row}:")
+        """Leaves retriever.json, prints what it finds, and exports the model of a dense row."""
         model_dir, index_dir = (str(self.root / folder / name) for name in ("model", "index"))
         parts = RetrieverParts(
             model_dir, index_dir, self._data["data_dir"], self._data["collection"]
@@ -223,7 +223,7 @@ class ComparedRows(Comparison):
             export_model,
             model_dir=parts.model_dir,
             output_dir=self.root / "export",
-            **({"results_dir": self.root, "system": row} if questions else {}),
+            **({"results_dir": self.root, "system": system} if questions else {}),
         )
         left = "table.md, .csv and .png, runs, index, export" if questions else "index, export"
         print(f"\nAll of it is under {self.root}: {left}.")

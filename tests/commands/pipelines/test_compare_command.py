@@ -267,7 +267,8 @@ def test_every_argument_of_every_stage_counts(
         patched.setattr(compared_rows.QuerySet, "open", lambda *_, **__: queries)
         patched.setattr(compared_rows, "print_table", lambda *_, **__: None)
         patched.setattr(compared_rows, "answer", lambda *_, **__: None)
-        calls = without_work(patched, _OUTPUTS)
+        row = "TASER + BM25" if pretrained else "TASER"
+        calls = without_work(patched, _OUTPUTS | {"choose": {**_OUTPUTS["choose"], "row": row}})
         succeed("compare", folder, f"--out={output}", f"--gin_file={settings}", *flags)
     finished = Stages(output).finished()
     assert {"prepare", "measure", "shared-1-train", "own-1-train", "choose", "export"} < finished
@@ -283,6 +284,8 @@ def test_every_argument_of_every_stage_counts(
             assert inputs["training.loop.validates_first"] == pretrained
             assert inputs["training.train_from_block"] == 2 * pretrained
     assert Stages(output).record("bm25-mine").inputs["config.depth"] == 20
+    # The card of what is exported has no figures of a hybrid.
+    assert Stages(output).record("export").inputs["system"].startswith("TASER (")
     frozen = f"TrainingConfig.train_from_block = {2 * pretrained}\n"
     assert frozen in (output / "decided.gin").read_text()
     assert "differences below ± 2.0 points" in capsys.readouterr().err
