@@ -238,8 +238,9 @@ def _of_beir(folder: pathlib.Path, name: str) -> dict[str, dict[str, QuestionFil
     queries = _of_name(folder, "queries.jsonl")
     judged = {
         qrels: QuestionFiles(queries, qrels=qrels)
+        for split in SPLITS
         for qrels in map(str, sorted(folder.glob("qrels/[!.]*")))
-        if queries and _name_of(qrels) in {("", split) for split in SPLITS}
+        if queries and _name_of(qrels) == ("", split)
     }
     if not judged:
         raise _unknown(folder, ["corpus.jsonl, but no queries.jsonl with judgements in qrels/"])
