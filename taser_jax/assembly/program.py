@@ -279,6 +279,10 @@ def training_job(
     if training.states_dir:
         check_states_can_be_kept(training.train_from_block)
     validation_queries = read(SPLIT) if training.validation else {}
+    if training.validation and not training.validation.tasks:
+        # Checkpoints are not chosen by tasks that are held out, unless there are no others.
+        trained = {task: of_task for task, of_task in validation_queries.items() if task in queries}
+        validation_queries = trained or validation_queries
     selection, loop = training.checkpoints.selection.value, training.loop
     if loop.patience and not (training.validation and loop.evaluation_period):
         problem = f"patience of {loop.patience} validations, and none before the end"

@@ -181,7 +181,7 @@ class ValidationConfig(Checked):
         num_batches: batches per task, at most one pass; 0 leaves the loss out.
         pool: passages that the gold is ranked against, pooled over the queries of a task or, where
             sets are combined, of all; None leaves the rank out.
-        tasks: tasks of the queries; empty means all training tasks.
+        tasks: tasks of the queries; empty means all training tasks that have any.
         sets: whether tasks or queries have equal weight.
     """
 

@@ -7,7 +7,9 @@ from unittest import mock
 import pytest
 import tiny_training
 
+from taser_jax.assembly.data import TrainingData
 from taser_jax.assembly.model_directory import load_model
+from taser_jax.assembly.program import training_job
 from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.models.parameters import abstract_params, parameter_count
 from taser_jax.storage.errors import ConfigError, FingerprintError, StorageError
@@ -109,6 +111,33 @@ def test_what_cannot_be_trained_is_reported_first(tmp_path, tiny_store_dir, opti
     for dry_run in (True, False):
         with pytest.raises(ConfigError, match=words):
             start(tmp_path / "model", tiny_store_dir, dry_run=dry_run, **options)
+
+
+@pytest.mark.parametrize(
+    ("splits_of", "named", "validated"),
+    [
+        ({"first": ("train", "validation"), "other": ("validation",)}, (), ["first"]),
+        (
+            {"first": ("train", "validation"), "other": ("validation",)},
+            ("other",),
+            ["first", "other"],
+        ),
+        ({"first": ("train",), "other": ("validation",)}, (), ["other"]),
+    ],
+)
+def test_tasks_that_are_held_out_choose_no_checkpoint(tmp_path, splits_of, named, validated):
+    writer = tiny_training.store_writer(tmp_path / "tokens")
+    writer.write_passages([[2, 5, 3]] * 9, count=9)
+    for task, splits in splits_of.items():
+        for split in splits:
+            texts = {"query_ids": ["q"] * 8, "tokens": [[2, 5, 3]] * 8, "positives": [[0]] * 8}
+            writer.write_queries(task, split, **texts)
+    store = writer.finish()
+    validation = dataclasses.replace(TRAINING.validation, tasks=named)
+    training = dataclasses.replace(TRAINING, validation=validation)
+    data = TrainingData(str(tmp_path / "tokens"))
+    job = training_job(tiny_training.model_config(), training, data, store=store)
+    assert sorted(job.validation_queries) == validated
 
 
 def test_an_imported_model_is_not_replaced(tmp_path, tiny_store_dir):
