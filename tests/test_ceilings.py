@@ -31,7 +31,7 @@ SLACK = 0.03
 
 # Lines of code of each folder at the top of the package: no docstrings, comments and blank lines.
 ROOMS = {
-    "assembly": 1_491,
+    "assembly": 1_494,
     "cli": 1_233,
     "commands": 4_432,
     "data": 5_525,
@@ -48,7 +48,7 @@ ROOMS = {
     "training": 1_264,
 }
 OTHERS = {
-    "lines of code": 29_169,
+    "lines of code": 29_172,
     "percent of code that imports or raises": 14.0,
     "files": 188,
     "lines of the longest file": 415,
