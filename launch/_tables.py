@@ -48,6 +48,7 @@ class Kind(NamedTuple):
 
 # Prices: Austin et al., "How to Scale Your Model", jax-ml.github.io/scaling-book/applied-inference,
 # which has them from Google's list. It has none of the other kinds.
+PRICES_OF = "February 2025"
 KINDS = {
     **dict.fromkeys(["v2", "v3", "v4"], Kind(2, "tpu-ubuntu2204-base")),
     "v5p": Kind(2, "v2-alpha-tpuv5", price=4.20),
@@ -128,7 +129,7 @@ def hourly_price(options: argparse.Namespace, is_on_demand: bool) -> tuple[float
     total = kind.price * chips * (options.slices or 1)
     # The list has no other class; spot costs less, by zone and day.
     return total if is_on_demand else None, (
-        f"about ${total:.2f} an hour on demand, by the list price of February 2025 "
+        f"about ${total:.2f} an hour on demand, by the list price of {PRICES_OF} "
         f"(${kind.price:.2f} a chip); --price_per_hour replaces it"
     )
 
