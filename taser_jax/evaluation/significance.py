@@ -122,6 +122,39 @@ def bootstrap_over_tasks(
     return tasks, averages
 
 
+def bootstrap_over_mixes(
+    first: Mapping[str, Evaluation],
+    second: Mapping[str, Evaluation],
+    measures: Sequence[str],
+    *,
+    resamples: int = _RESAMPLES,
+) -> dict[str, PairedComparison]:
+    """Tests the mean over mixes, of which several have the same query: that is drawn once for all.
+
+    Drawn in each mix apart, five mixes of the same queries would seem to be five times as many.
+
+    Args:
+        first: mix -> one system's evaluation.
+        second: the other's; the same mixes, of the same queries in the same order.
+        measures: those to compare, which all mixes have.
+        resamples: number of bootstrap samples.
+    """
+    ids = dict.fromkeys(id for evaluation in first.values() for id in evaluation.query_ids)
+    place = {id: number for number, id in enumerate(ids)}
+    # Of each query its part of each mean; last, of the number that it is divided by.
+    parts = np.zeros((len(ids), len(measures) + 1))
+    for name, evaluation in first.items():
+        pairs = [(evaluation.values[m], second[name].values[m]) for m in measures]
+        columns = [*(one - other for one, other in pairs), np.ones(evaluation.num_queries)]
+        rows = [place[id] for id in evaluation.query_ids]
+        parts[rows] += np.stack(columns, axis=1) / len(rows)
+    drawn = resampled_means(parts, resamples, 0)
+    means, effects = drawn[:, :-1] / drawn[:, -1:], parts.sum(axis=0) / len(first)
+    return {
+        name: _comparison(effects[column], means[:, column]) for column, name in enumerate(measures)
+    }
+
+
 def resampled_means(
     values: Float64[np.ndarray, "queries columns"], resamples: int, seed: int | Sequence[int]
 ) -> Float64[np.ndarray, "resamples columns"]:
@@ -193,10 +226,14 @@ def compare_with_baselines(
     *,
     split: str,
     config: SignificanceConfig,
+    are_mixes: bool = False,
 ) -> list[Comparisons]:
     """`compare_rows` with each baseline that is a row with values by query, in their order."""
     names = (config.baseline or results[0].system, *config.more_baselines)
-    compared = [compare_rows(directory, results, split=split, baseline=name) for name in names]
+    compared = [
+        compare_rows(directory, results, split=split, baseline=name, are_mixes=are_mixes)
+        for name in names
+    ]
     return [of_baseline for of_baseline in compared if of_baseline is not None]
 
 
@@ -206,6 +243,7 @@ def compare_rows(
     *,
     split: str,
     baseline: str,
+    are_mixes: bool = False,
 ) -> Comparisons | None:
     """Tests every row of a directory's table against the baseline.
 
@@ -217,6 +255,7 @@ def compare_rows(
         results: the rows, in order.
         split: whose queries they were evaluated on.
         baseline: name of the row that the others are tested against.
+        are_mixes: whether tasks are mixes of the same queries, named as the queries are.
 
     Returns:
         The comparisons; None where the baseline is not a row, or has no values by query.
@@ -245,6 +284,8 @@ def compare_rows(
             measures,
             where=f"rows {result.system!r} and {baseline!r}",
         )
+        if are_mixes:
+            averages = bootstrap_over_mixes(values, of_baseline, list(averages))
         for task, of_measures in by_task.items():
             for name, compared in of_measures.items():
                 over_queries[result.system, task, name] = compared

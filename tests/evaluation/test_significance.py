@@ -1,5 +1,7 @@
 """Paired tests of two systems over queries, against a loop."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,7 @@ from taser_jax.evaluation.results import read_results
 from taser_jax.evaluation.significance import (
     AVERAGE,
     SignificanceConfig,
+    bootstrap_over_mixes,
     bootstrap_over_tasks,
     compare_rows,
     resampled_means,
@@ -76,6 +79,31 @@ def test_the_mean_over_tasks_counts_each_task_once():
     # What a task draws does not depend on the tasks beside it.
     alone, _ = bootstrap_over_tasks({"small": first["small"]}, {"small": second["small"]}, ["R@1"])
     assert alone["small"] == tasks["small"]
+
+
+def test_mixes_of_the_same_queries_say_no_more_than_one_of_them():
+    rng = np.random.default_rng(3)
+    first, second = (evaluation(rng.random(60)) for _ in range(2))
+    tasks, _ = bootstrap_over_tasks({"mix 1": first}, {"mix 1": second}, ["R@1"])
+    five = ({f"mix {n}": own for n in range(5)} for own in (first, second))
+    same = bootstrap_over_mixes(*five, ["R@1"])["R@1"]
+    alone = tasks["mix 1"]["R@1"]
+    assert same.difference == pytest.approx(alone.difference)
+    assert same.high - same.low == pytest.approx(alone.high - alone.low, rel=0.05)
+    # Of queries that mixes do not share, the mean is over all of them.
+    halves = (
+        {str(n): dataclasses.replace(own, query_ids=own.query_ids[n::2], values=of_half(own, n))}
+        for own in (first, second)
+        for n in range(2)
+    )
+    one, other, third, fourth = halves
+    apart = bootstrap_over_mixes(one | other, third | fourth, ["R@1"])["R@1"]
+    assert apart.difference == pytest.approx(alone.difference)
+    assert apart.high - apart.low == pytest.approx(alone.high - alone.low, rel=0.05)
+
+
+def of_half(own, first):
+    return {name: values[first::2] for name, values in own.values.items()}
 
 
 def test_a_task_without_a_measure_has_no_part_in_its_mean():

@@ -142,7 +142,9 @@ def _table(
     if (config := setting.significance) is not None:
         if config.baseline is not None and with_bm25(config.baseline) in shown:
             config = dataclasses.replace(config, baseline=with_bm25(config.baseline))
-        compared = compare_with_baselines(directory, results, split=TEST, config=config)
+        compared = compare_with_baselines(
+            directory, results, split=TEST, config=config, are_mixes=name == "mixed"
+        )
         table = dataclasses.replace(table, comparisons=compared)
     table.write(setting.output_dir, name=name)
     return table
