@@ -17,8 +17,13 @@ from taser_jax.data.prepare.detection import PassageSource, given_passages
 from taser_jax.data.text.preprocessors import encode_passages, encode_queries
 from taser_jax.data.text.vocabularies import Vocabulary, load_vocabulary
 from taser_jax.data.token_store.arrays import TokenArray
-from taser_jax.data.token_store.store import Titles
-from taser_jax.interop.hub import MODULES_FILE, fetch, read_encoder_settings, read_prompts
+from taser_jax.interop.hub import (
+    MODULES_FILE,
+    fetch,
+    read_encoder_settings,
+    read_prompts,
+    text_facts,
+)
 from taser_jax.interop.pretrained import Pretrained, pretrained_bert, read_pretrained
 from taser_jax.models.batch import Role
 from taser_jax.models.bert_config import BertConfig
@@ -149,7 +154,7 @@ class Retriever:
 
         Pooling, normalisation and prompt are those that the directory names; a plain checkpoint,
         which names none, gives the hidden state of [CLS]. A sentence-transformers model gets title
-        and text as one, `title text`, as it was trained.
+        and text as one, `title text`, as it was trained; an export of ours as in its training.
 
         Args:
             source: a Hugging Face or sentence-transformers directory, or an id on the hub.
@@ -169,12 +174,11 @@ class Retriever:
             bert=bert, pooling=settings.pooling, normalization=settings.normalization
         )
         vocabulary = load_vocabulary(directory, rows=bert.vocab_size)
-        facts: dict[str, object] = {}
+        facts: dict[str, object] = {**text_facts(directory)}
         longest = min(settings.max_length or bert.max_length, bert.max_length)
         if (directory / MODULES_FILE).is_file():
             prompts = map(list, read_prompts(directory, vocabulary))
-            facts = dict(zip(("query_prompt", "passage_prompt"), prompts, strict=True))
-            facts["titles"] = Titles.JOIN.value
+            facts.update(zip(("query_prompt", "passage_prompt"), prompts, strict=True))
         module, weights = DualEncoder(config), Pretrained(str(directory))
         params = read_pretrained(weights, config=config, params=abstract_params(module))
         model = hold_model(module, params, vocabulary_dir=directory)

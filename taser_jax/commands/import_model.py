@@ -19,11 +19,10 @@ from taser_jax.assembly.model_directory import (
 )
 from taser_jax.data.collections.store import PassageStore
 from taser_jax.data.text.vocabularies import load_vocabulary
-from taser_jax.data.token_store.store import Titles
 from taser_jax.devices.hosts import writes
 from taser_jax.devices.mesh import MeshConfig, make_mesh
 from taser_jax.devices.partitioning import Partitioner
-from taser_jax.interop.hub import MODULES_FILE, fetch, read_prompts, recorded_name
+from taser_jax.interop.hub import fetch, read_prompts, recorded_name, text_facts
 from taser_jax.interop.pretrained import (
     Pretrained,
     drawn_without,
@@ -85,8 +84,7 @@ def import_model(
     (query, _), (_, passage) = (read_prompts(sources[place], words) for place in (0, -1))
     prompts = {"query_prompt": query, "passage_prompt": passage}
     facts |= {name: list(ids) for name, ids in prompts.items() if ids}
-    if (sources[0] / MODULES_FILE).is_file():
-        facts["titles"] = Titles.JOIN.value
+    facts |= text_facts(sources[0])
     module = DualEncoder(model)
     if _is_here(directory, model, facts, config_text):
         logger.info("%s: the same import is here already", model_dir)

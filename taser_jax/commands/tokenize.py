@@ -25,7 +25,7 @@ from taser_jax.data.text.wordpiece import (
 )
 from taser_jax.data.token_store.store import Titles
 from taser_jax.devices.hosts import first_host_only, writes
-from taser_jax.interop.hub import MODULES_FILE, prompt_texts, template_prompt
+from taser_jax.interop.hub import MODULES_FILE, prompt_texts, template_prompt, text_facts
 from taser_jax.storage.artifacts import TOKEN_STORE, check_kind, write_json
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger, phase
@@ -177,8 +177,9 @@ def _mixture(name: str, module: str | None, data_dir: str, vocabulary: str) -> R
             TaskPrompt(Prompt.TEXT, text=before + text) if before + text else TaskPrompt()
             for text in prompt_texts(directory)
         )
+        titles = Titles(text_facts(directory)["titles"])
         return mixture_of_collection(
-            data_dir, name, prompt=prompt, titles=Titles.JOIN, passage_prompt=passage_prompt
+            data_dir, name, prompt=prompt, titles=titles, passage_prompt=passage_prompt
         )
     return find_mixture(name)
 

