@@ -33,12 +33,12 @@ SLACK = 0.03
 ROOMS = {
     "assembly": 1_494,
     "cli": 1_233,
-    "commands": 4_432,
+    "commands": 4_431,
     "data": 5_525,
     "devices": 1_053,
     "evaluation": 1_299,
-    "interop": 2_616,
-    "loose files": 354,
+    "interop": 2_628,
+    "loose files": 358,
     "models": 2_291,
     "optim": 841,
     "retrieval": 2_157,
@@ -48,8 +48,8 @@ ROOMS = {
     "training": 1_264,
 }
 OTHERS = {
-    "lines of code": 29_201,
-    "percent of code that imports or raises": 13.9,
+    "lines of code": 29_216,
+    "percent of code that imports or raises": 14.0,
     "files": 188,
     "lines of the longest file": 415,
     "loose files": 3,
@@ -60,7 +60,7 @@ OTHERS = {
     "Any in annotations": 103,
     "modules that train imports": 75,
     # README.md and docs/*.md, without the pages that are generated.
-    "words of documentation": 34_998,
+    "words of documentation": 34_999,
 }
 CEILINGS = {f"code in {room}": lines for room, lines in ROOMS.items()} | OTHERS
 
