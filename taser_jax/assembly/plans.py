@@ -37,6 +37,7 @@ from taser_jax.optim.multitask import Combiner, MultitaskConfig
 from taser_jax.optim.optimizers import OptimizerConfig
 from taser_jax.retrieval.embeddings import EmbeddingDtype
 from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.progress import logger
 from taser_jax.storage.typed_files import Checked, Seed
 from taser_jax.training.batch_loss import check_chunks
 from taser_jax.training.checkpoints import CheckpointConfig
@@ -209,6 +210,14 @@ def make_plan(
     stream: every_task.Stream | None = None
     facts: dict[str, object]
     if multitask is not None:
+        given, default = vars(training.batching), vars(BatchingConfig(1))
+        names = ("num_negatives", "false_negatives", "positives", "rates")
+        if unused := [name for name in names if given[name] != default[name]]:
+            logger.warning(
+                "a batch of every task is drawn by TaskBatchingConfig: BatchingConfig's %s change "
+                "nothing",
+                ", ".join(unused),
+            )
         stream, sizes, lengths, facts = _every_task(
             multitask,
             texts,

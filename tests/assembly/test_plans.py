@@ -12,7 +12,7 @@ import tiny_training
 from taser_jax.assembly.data import DeviceBatches
 from taser_jax.assembly.plans import MultitaskTraining, TrainingTexts, lengths_in, make_plan
 from taser_jax.data.batches.every_task import TaskBatchingConfig
-from taser_jax.data.batches.stream import BatchingConfig
+from taser_jax.data.batches.stream import BatchingConfig, FalseNegatives
 from taser_jax.devices.mesh import make_mesh
 from taser_jax.devices.partitioning import Partitioner
 from taser_jax.storage.errors import ConfigError
@@ -67,3 +67,17 @@ def test_a_batch_without_negatives_is_refused(negatives, refused):
         told = pytest.raises(ConfigError, match=f"a batch of {name} is one query")
         with told if refused else contextlib.nullcontext():
             make_plan(training, texts, partitioner=partitioner)
+
+
+def test_what_a_batch_of_every_task_does_not_read_is_named(store, caplog):
+    queries = {task: store.queries(task, "train") for task in store.tasks}
+    texts = TrainingTexts(
+        store.metadata.query_length, store.metadata.passage_length, store, queries
+    )
+    for changes in ({}, {"num_negatives": 3, "false_negatives": FalseNegatives.KEEP}):
+        assert not caplog.records
+        batching = BatchingConfig(16, **changes)
+        training = dataclasses.replace(TRAINING, batching=batching, multitask=EVERY_TASK)
+        with caplog.at_level("WARNING", logger="taser"):
+            make_plan(training, texts, partitioner=Partitioner(make_mesh(training.mesh)))
+    assert "BatchingConfig's num_negatives, false_negatives change nothing" in caplog.text
