@@ -31,7 +31,7 @@ SLACK = 0.03
 
 # Lines of code of each folder at the top of the package: no docstrings, comments and blank lines.
 ROOMS = {
-    "assembly": 1_494,
+    "assembly": 1_503,
     "cli": 1_233,
     "commands": 4_431,
     "data": 5_525,
@@ -48,7 +48,7 @@ ROOMS = {
     "training": 1_264,
 }
 OTHERS = {
-    "lines of code": 29_216,
+    "lines of code": 29_225,
     "percent of code that imports or raises": 14.0,
     "files": 188,
     "lines of the longest file": 415,
