@@ -133,7 +133,7 @@ class MomaStages(RetrievalStages):
         super().__init__(setting)
         source = TokenStore.open(moma.memories[SOURCE]).metadata
         require_equal(
-            f"memory {SOURCE!r}, token store {moma.memories[SOURCE]},",
+            f"memory {SOURCE!r}, {moma.memories[SOURCE]}",
             {"collection": source.collection_fingerprint},
             {"collection": self.store.metadata.collection_fingerprint},
             f"give {SOURCE!r} in MEMORIES the tokens of TOKEN_STORE's collection",

@@ -184,6 +184,8 @@ def test_a_specialist_joins_a_finished_run(finished, small_world, tmp_path):
         ("code/System.tasks=['cod']", "'Code' is to be trained on cod"),
         ("Fusion.left_out=Nobody", "without 'Nobody' the specialists are Summary, Code"),
         ("Fusion.left_out=Code", "without 'Code' the specialists are Summary"),
+        ("EvaluationConfig.measures=['nDCG@10']", "set Setting.hybrid_measure to one of nDCG@10"),
+        ("MixedConfig.queries=4000", "2 mixes of 4000 queries; there are of "),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_runs(
