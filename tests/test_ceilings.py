@@ -44,14 +44,14 @@ ROOMS = {
     "retrieval": 2_157,
     "serving": 490,
     "storage": 1_280,
-    "systems": 2_872,
+    "systems": 2_885,
     "training": 1_264,
 }
 OTHERS = {
-    "lines of code": 29_225,
+    "lines of code": 29_238,
     "percent of code that imports or raises": 14.0,
     "files": 188,
-    "lines of the longest file": 415,
+    "lines of the longest file": 421,
     "loose files": 3,
     "rooms at the top": 14,
     "rooms on all floors": 25,

@@ -305,7 +305,7 @@ def pipeline_muf(
     store = setting.open_tokens()
     untrained = untrained or {}
     _check(specialists, joint, fusion, store.tasks)
-    _check_tables(specialists, fusion, setting, store.metadata.collection)
+    tables.check(specialists, setting, fusion.mixed, store.metadata.collection)
     unseen: dict[str, str] = {}
     if leave_one_out is LeaveOneOut.EACH:
         without = without_each(specialists, joint, setting.training)
@@ -404,18 +404,3 @@ def _check(
         problem = f"without {fusion.left_out!r} the specialists are {', '.join(left)}"
         fix = f"name one of three or more, or set it to None: there are {', '.join(specialists)}"
         raise ConfigError(problem, where="Fusion.left_out", fix=fix)
-
-
-def _check_tables(
-    specialists: Mapping[str, System], fusion: Fusion, setting: Setting, collection: str
-) -> None:
-    """Rejects tables that could not be written once all models are there."""
-    if setting.hybrid_measure not in setting.evaluation.measures:
-        problem = f"{setting.hybrid_measure!r} chooses rows and is none of the measures"
-        fix = f"set Setting.hybrid_measure to one of {', '.join(setting.evaluation.measures)}"
-        raise ConfigError(problem, where="EvaluationConfig.measures", fix=fix)
-    passages = PassageStore.open(setting.data_dir, collection)
-    owned = {task for system in specialists.values() for task in system.tasks or ()}
-    searched = tasks_with(passages, split=tables.TEST, tasks=setting.tasks)
-    counts = {task: len(passages.queries(task, tables.TEST)) for task in searched if task in owned}
-    tables.draw_mixes(counts, fusion.mixed)

@@ -9,7 +9,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from jaxtyping import Int
 
-from taser_jax.commands.pipelines.retrieval_stages import BM25, Setting
+from taser_jax.commands.inputs import tasks_with
+from taser_jax.commands.pipelines.retrieval_stages import BM25, Setting, System
+from taser_jax.data.collections.store import PassageStore
 from taser_jax.evaluation.metrics import Evaluation
 from taser_jax.evaluation.reports import ResultsTable
 from taser_jax.evaluation.results import (
@@ -63,6 +65,24 @@ class MixedConfig(Checked):
     tasks: tuple[str, ...] = ()
     sets: Positive = 5
     queries: Positive = 3000
+
+
+def check(
+    specialists: Mapping[str, System], setting: Setting, mixed: MixedConfig, collection: str
+) -> None:
+    """Rejects tables that could not be written once all models are there.
+
+    Raises:
+        ConfigError: a measure that is not evaluated, or mixes that tasks do not divide.
+    """
+    if setting.hybrid_measure not in setting.evaluation.measures:
+        problem = f"{setting.hybrid_measure!r} chooses rows and is none of the measures"
+        fix = f"set Setting.hybrid_measure to one of {', '.join(setting.evaluation.measures)}"
+        raise ConfigError(problem, where="EvaluationConfig.measures", fix=fix)
+    passages = PassageStore.open(setting.data_dir, collection)
+    owned = {task for system in specialists.values() for task in system.tasks or ()}
+    searched = tasks_with(passages, split=TEST, tasks=setting.tasks)
+    draw_mixes({t: len(passages.queries(t, TEST)) for t in searched if t in owned}, mixed)
 
 
 def write_tables(
