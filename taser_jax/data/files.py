@@ -35,11 +35,15 @@ _VISIBLE = re.compile(r"(?s)(?!(.*/)?(\.|__MACOSX/))").match
 _BETWEEN_VALUES = " \t\r\n,["
 
 
-def text_files(folder: pathlib.Path, *, others: bool = False) -> list[pathlib.Path]:
-    """The text files of a folder and of those in it, or the `others`, sorted.
+def text_files(folder: pathlib.Path) -> list[pathlib.Path]:
+    """The text files of a folder and of those in it, sorted."""
+    return [path for path in visible_files(folder) if is_text(path) and not path.is_dir()]
 
-    What is hidden, a program's, is in neither, nor what `taser compare` wrote. Links to folders are
-    among the others: they are not followed.
+
+def visible_files(folder: pathlib.Path) -> list[pathlib.Path]:
+    """The files of a folder and of those in it, sorted, and links to folders, not followed.
+
+    Without what is hidden, which is a program's, and what `taser compare` wrote.
     """
     results = {path.parent for path in folder.rglob("decided.gin")}
     # A copied site may have folders of such names.
@@ -47,9 +51,7 @@ def text_files(folder: pathlib.Path, *, others: bool = False) -> list[pathlib.Pa
     return sorted(
         path
         for path in paths
-        if (path.is_dir() or not is_text(path)) == others
-        and _VISIBLE(path.relative_to(folder).as_posix())
-        and results.isdisjoint(path.parents)
+        if _VISIBLE(path.relative_to(folder).as_posix()) and results.isdisjoint(path.parents)
     )
 
 

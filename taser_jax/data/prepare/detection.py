@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from taser_jax.data.collections.store import SPLITS
-from taser_jax.data.files import first_lines, text_files
+from taser_jax.data.files import first_lines, text_files, visible_files
 from taser_jax.data.prepare.splits import WHOLE, QuestionFiles
 from taser_jax.data.readers.fields import (
     SHARD,
@@ -34,9 +34,9 @@ _FILES = (
     *(".sgml", ".xml", ".qrels", ".trec"),
 )
 _SPLIT_WORDS = {
-    **dict.fromkeys(("train", "training"), "train"),
-    **dict.fromkeys(("validation", "dev", "val", "valid"), "validation"),
-    **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
+    **dict.fromkeys(("train", "training", "trainset"), "train"),
+    **dict.fromkeys(("validation", "dev", "val", "valid", "devset", "valset"), "validation"),
+    **dict.fromkeys(("test", "testing", "testset", "eval", "evaluation"), "test"),
 }
 # Words of file names that are not part of a task's name.
 _OTHER_WORDS = {
@@ -116,6 +116,11 @@ def detect(directory: str | os.PathLike[str], name: str = "") -> Detected:
         for file in (*files[_Role.QUERIES], *files[_Role.TOPICS])
         if _name_of(file) in qrels
     }
+    # Queries without a split may be judged by a file for each.
+    undivided = {_name_of(file): file for file in files[_Role.QUERIES] if file not in judged}
+    for (task, split), file in qrels.items():
+        if split and (queries := undivided.get((task, ""))):
+            judged[file] = QuestionFiles(queries, qrels=file)
     if len(files[_Role.TOPICS]) == len(qrels) == 1:
         # Of TREC's files the names say little.
         [topics] = files[_Role.TOPICS]
@@ -123,7 +128,7 @@ def detect(directory: str | os.PathLike[str], name: str = "") -> Detected:
     if not files[_Role.PASSAGES] and not judged:
         # Without judgements a table of id and text is what there is to search.
         files[_Role.PASSAGES], files[_Role.QUERIES] = files[_Role.QUERIES], []
-    used = judged.keys() | {questions.qrels for questions in judged.values()}
+    used = {file for each in judged.values() for file in (each.questions, each.qrels)}
     for role in (_Role.QRELS, _Role.QUERIES, _Role.TOPICS):
         other = "queries" if role is _Role.QRELS else "judgements"
         for file in files[role]:
@@ -141,12 +146,14 @@ def detect(directory: str | os.PathLike[str], name: str = "") -> Detected:
         raise _unknown(folder, described)
     for file in files[_Role.OTHER]:
         logger.warning("%s is left out: %s", file, _Role.OTHER.value)
-    is_text = passages == [str(folder)]
-    beside = {str(file) for file in text_files(folder, others=is_text)}.difference(*files.values())
+    # Further shards are read with the first.
+    beside = {str(first_shard(file)) for file in visible_files(folder)}.difference(*files.values())
+    place = passages[0]
+    if place == str(folder):
+        beside, place = beside.difference(map(str, text_files(folder))), ".txt, .md and .html files"
     if beside:
-        kind, place = ("other", ".txt, .md and .html files") if is_text else ("text", passages[0])
-        message = "%d %s files are left out, such as %s: the passages are those of %s"
-        logger.warning(message, len(beside), kind, min(beside), place)
+        message = "%d other files are left out, such as %s: the passages are those of %s"
+        logger.warning(message, len(beside), ", ".join(sorted(beside)[:3]), place)
     quoting = {file: QuestionFiles(file) for file in (*files[_Role.KILT], *files[_Role.PAIRS])}
     tasks = _by_task(judged | quoting, name, files[_Role.TOPICS])
     if files[_Role.KILT]:
@@ -223,14 +230,17 @@ def given_passages(source: PassageSource) -> Iterator[Passage]:
 
 
 def _files(folder: pathlib.Path) -> list[pathlib.Path]:
-    """The files of a folder, or the tables of a Hugging Face dataset."""
+    """The files of a folder, and the tables of a Hugging Face dataset."""
     if any((folder / name).exists() for name in ("dataset_dict.json", "dataset_info.json")):
         # Not cache-*.arrow, which `map` leaves there.
-        tables = folder.rglob("data*.arrow")
+        paths = [*folder.rglob("data*.arrow")]
     else:
-        tables = folder.glob("data/*.parquet")
+        # MTEB's have a folder for each kind.
+        tables = ("data", "corpus", "queries", "qrels")
+        paths = [path for name in tables for path in folder.glob(f"{name}/*.parquet")]
+        paths += folder.glob("[!.]*")
     # Further shards are read with the first.
-    return sorted(set(map(first_shard, [*tables] or folder.glob("[!.]*"))))
+    return sorted(set(map(first_shard, paths)))
 
 
 def _of_beir(folder: pathlib.Path, name: str) -> dict[str, dict[str, QuestionFiles]]:

@@ -47,6 +47,9 @@ TABLES = {
     "faq.dev.qrels.csv": ("qid,doc_id,relevance\n3,p1,1\n", "faq.validation qrels"),
     "faq.dev.run.csv": ("qid,doc_id,rank,score\n3,p1,1,0.5\n",),
     "unjudged.tsv": ("3\twhy\n",),
+    "one.queries.tsv": ("4\twho\n", "one.train", "one.test"),
+    "one.qrels.train.tsv": ("4 0 p1 1\n", "one.train qrels"),
+    "one.qrels.test.tsv": ("4 0 p1 1\n", "one.test qrels"),
 }
 
 MS_MARCO = {
@@ -63,7 +66,8 @@ NAMES = {
     "my_faq_val.jsonl": ([DPR], "my_faq.validation"),
     "my_faq_Test.JSONL": ([DPR], "my_faq.test"),
     "their_training.jsonl": ([DPR], "their.train"),
-    "their-eval.jsonl": ([DPR], "their.test"),
+    "their-testset.jsonl": ([DPR], "their.test"),
+    "his-eval.jsonl": ([DPR], "his.test"),
     "Über (1).json": ([DPR], "ber_1.train+validation+test"),
     "._Passages.CSV": ("\0",),
 }
@@ -137,7 +141,8 @@ def test_what_is_not_read_is_named(tmp_path, caplog):
     assert detect(write_all(tmp_path / "notes", files)).passages == (str(tmp_path / "notes"),)
     with caplog.at_level(logging.WARNING, logger="taser"):
         detect(write_all(tmp_path / "notes", {"links.csv": "name,content\na,b\n"}))
-    assert "2 text files are left out, such as " in caplog.text
+    assert "2 other files are left out, such as " in caplog.text
+    assert "a.md, " in caplog.text
     assert "clicks.csv is left out: no columns" in caplog.text
     # All but the card of a data set is in folders of its own.
     files = {"README.md": "card", "topics.md": "text", "en/a.csv": "", ".git/b.csv": ""}
@@ -148,7 +153,7 @@ def test_what_is_not_read_is_named(tmp_path, caplog):
         assert detect(folder).passages == (str(folder),)
     assert caplog.text.count("left out") == 1
     assert "2 other files are left out, such as " in caplog.text
-    assert "cloned/en/a.csv: the passages are those of .txt," in caplog.text
+    assert "cloned/linked: the passages are those of .txt," in caplog.text
     with pytest.raises(ConfigError, match=r"links\.csv: it is a file"):
         detect(tmp_path / "notes" / "links.csv")
 

@@ -94,6 +94,28 @@ def test_a_hugging_face_dataset(tmp_path, saved, prepare_notes, queries_of):
         prepare_notes({name: files[name]})
 
 
+def test_a_data_set_of_mteb(tmp_path, prepare_notes, queries_of, caplog):
+    ends = "00000-of-00001.parquet"
+    files = {
+        f"corpus/corpus-{ends}": _arrow(_id=list("abc"), title=TITLES, text=TEXTS),
+        f"queries/queries-{ends}": _arrow(_id=list("xyz"), text=QUESTIONS),
+        f"data/test-{ends}": _arrow(**{"query-id": ["y"], "corpus-id": ["b"], "score": ["1.0"]}),
+        f"data/train-{ends}": _arrow(**{"query-id": ["x"], "corpus-id": ["a"], "score": ["1"]}),
+        "README.md": "card",
+        "more.xlsx": "",
+    }
+    with caplog.at_level(logging.WARNING, logger="taser"):
+        _, store = prepare_notes(files)
+    assert list(store.ids) == list("abc")
+    asked = {split: queries_of("notes", split) for split in ("train", "test")}
+    assert {split: [(q.id, q.positives) for q in queries] for split, queries in asked.items()} == {
+        "train": [("x", (0,))],
+        "test": [("y", (1,))],
+    }
+    assert "2 other files are left out, such as " in caplog.text
+    assert "notes/more.xlsx: the passages are those of " in caplog.text
+
+
 def test_a_heading_stands_with_what_follows(prepare_notes):
     text = "## Methods\n\n" + " ".join(f"word{n}" for n in range(12))
     _, store = prepare_notes({"a.txt": text}, passage_words=11)
