@@ -45,6 +45,7 @@ from taser_jax.training.checkpoints import (
     Checkpoints,
     restore_params_from,
     saved_params,
+    saved_steps,
     set_aside_damaged,
 )
 from taser_jax.training.state import TrainState, init_state, named_key
@@ -120,7 +121,9 @@ def train(
         if dry_run:
             if store is not None:
                 _validator(job, store, store)
-            if initial_checkpoint:
+            # A run that resumes does not read it.
+            resumes = bool(model_dir) and any(saved_steps(epath.Path(model_dir)))
+            if initial_checkpoint and not resumes:
                 restore_initial_params(initial_checkpoint, abstract_params=job.program.state.params)
             _trace(job)
             return None

@@ -75,6 +75,8 @@ def test_another_configuration_is_refused_and_nothing_is_overwritten(
     fewer = tiny_training.training_config(train_steps=30)
     with pytest.raises(ConfigError, match="newest checkpoint is of step 40"):
         start(model_dir, tiny_store_dir, config_text="", training=fewer)
+    # Where the run resumes, it is not read, and may have moved.
+    start(model_dir, tiny_store_dir, dry_run=True, initial_checkpoint="m/checkpoint_1")
     with pytest.raises(FingerprintError, match="initial_checkpoint: was False, now True"):
         start(model_dir, tiny_store_dir, config_text="", initial_checkpoint="m/checkpoint_1")
     assert contents(model_dir) == before
