@@ -79,8 +79,8 @@ def make_multitask_step(
     Returns:
         The step. Metrics: `loss`, `tokens`, those of `apply_gradients`, `learning_rate` where a
         schedule is given; for each task `loss/<task>`, `nll/<task>`, `accuracy/<task>`,
-        `mrr/<task>`, `grad_norm/<task>`, and where there is a combiner `weight/<task>` and its own
-        figures.
+        `mrr/<task>`, `grad_norm/<task>`; means over tasks of what else the objective measures, such
+        as routing; and where there is a combiner `weight/<task>` and its own figures.
 
     Raises:
         ConfigError: (when a step is called) batches of other tasks.
@@ -179,6 +179,8 @@ def _by_task(
         metrics[f"loss/{task}"] = result.loss
         metrics[f"grad_norm/{task}"] = jnp.sqrt(result.squared_norm)
         metrics |= {f"{name}/{task}": result.metrics[name] for name in _TASK_METRICS}
+    for name in sorted(results[0].metrics.keys() - {*_TASK_METRICS, "mean_rank"}):
+        metrics[name] = jnp.mean(jnp.stack([result.metrics[name] for result in results]))
     if report is None:
         return metrics
     weights = {f"weight/{task}": report.weights[place] for place, task in enumerate(tasks)}

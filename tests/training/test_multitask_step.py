@@ -53,6 +53,13 @@ def default_step():
     )
 
 
+def entropy_of(task):
+    """Routing's entropy in the first step's batch of a task."""
+    loss_fn = make_loss(MODEL, seed=task_seed(3, task))
+    loss = functools.partial(loss_fn, batch=BATCHES[task], step=jnp.int32(0), task=task)
+    return float(jax.jit(loss)(fresh(build()).params)[1]["routing/entropy"])
+
+
 def test_training_learns_and_reports_every_task():
     step, state = default_step(), fresh(build())
     history = []
@@ -70,6 +77,10 @@ def test_training_learns_and_reports_every_task():
     assert sum(last[f"weight/{task}"] for task in TASKS) == pytest.approx(1, rel=1e-4)
     assert last["task_entropy"] < first["task_entropy"] == pytest.approx(np.log(3), rel=1e-5)
     assert history[3]["learning_rate"] == pytest.approx(0.125)
+    shares = [first[f"routing/query/expert_{expert}_share"] for expert in (0, 1)]
+    assert sum(shares) == pytest.approx(1, rel=1e-5)
+    entropies = [entropy_of(task) for task in TASKS]
+    assert first["routing/entropy"] == pytest.approx(np.mean(entropies), rel=1e-5)
     assert first["skipped_total"] == 0
     assert int(state.step) == 40
 
