@@ -33,7 +33,7 @@ SLACK = 0.03
 ROOMS = {
     "assembly": 1_503,
     "cli": 1_233,
-    "commands": 4_431,
+    "commands": 4_433,
     "data": 5_532,
     "devices": 1_053,
     "evaluation": 1_299,
@@ -45,10 +45,10 @@ ROOMS = {
     "serving": 490,
     "storage": 1_280,
     "systems": 2_886,
-    "training": 1_264,
+    "training": 1_266,
 }
 OTHERS = {
-    "lines of code": 29_246,
+    "lines of code": 29_250,
     "percent of code that imports or raises": 14.0,
     "files": 188,
     "lines of the longest file": 415,
