@@ -274,7 +274,12 @@ def _role(path: pathlib.Path) -> _Role | None:
     other = None if name.endswith(".txt") else _Role.OTHER
     try:
         if (records := read_records(path)) is not None:
-            return _role_of_fields(name, next(records, Record("", {}))) or other
+            record = next(records, Record("", {}))
+            role = _role_of_fields(name, record) or other
+            if role is _Role.PAIRS and "split" in record.values and not _name_of(str(path))[1]:
+                problem, fix = "its column 'split' is not read", "write a file for each split"
+                raise ConfigError(problem, where=os.fspath(path), fix=f"{fix}, or remove it")
+            return role
     except DataError as error:
         # A program's settings, say: no array of records, nor one a line.
         if not name.endswith(".json"):

@@ -127,6 +127,7 @@ def test_formats_by_names_and_first_lines(tmp_path, files):
             },
             r"qrels/eval\.tsv and .*qrels/test\.tsv are both test",
         ),
+        ({"faq.csv": "question,answer,split\nq,a,test\n"}, r"faq\.csv: its column 'split' is not"),
     ],
 )
 def test_what_is_not_recognised_is_listed(tmp_path, files, message):
