@@ -89,6 +89,7 @@ setuptools.setup(
         "taser_jax.tasks": "tasks",
     },
     package_data={
+        "taser_jax.commands": ["*.template"],
         "taser_jax.gin_configs": ["**/*.gin"],
         "taser_jax.serving": ["*.html"],
     },

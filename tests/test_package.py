@@ -56,8 +56,9 @@ def test_the_wheel_has_every_module_recipe_and_page(installed):
     assert len(recipes) > 40
     assert files(package / "gin_configs", ".gin") == recipes
     assert files(package / "tasks", ".py") == files(checkout / "tasks", ".py")
-    own = files(checkout / "taser_jax", ".py", ".html")
-    assert {name for name in files(package, ".py", ".html") if not name.startswith("tasks/")} == own
+    kinds = (".py", ".html", ".template")
+    own = files(checkout / "taser_jax", *kinds)
+    assert {name for name in files(package, *kinds) if not name.startswith("tasks/")} == own
 
 
 def test_commands_run_from_the_wheel(installed, tmp_path):

@@ -10,67 +10,10 @@ from taser_jax.storage.artifacts import write_text
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger
 
-_GIN = """\
-# {name}: paths and names of one project. Every command takes this file alone:
-#
-#     taser prepare --gin_file={slug}.gin
-#
-# What only one run changes is set on the command line: --gin.TRAIN_STEPS=1000.
-
-include 'models/bert_tiny.gin'
-include 'models/taser.gin'
-
-# Your files: passages (id, text, title), questions (id, text) and judgements (question, 0, passage,
-# relevance), separated by tabs, in passages.tsv, TASK.SPLIT.queries.tsv and TASK.SPLIT.qrels.tsv;
-# a split is train, validation or test. Files of other formats are detected, too.
-COLLECTION = '{slug}'
-DIRECTORIES = ['{slug}']
-
-# The tasks: {slug}_tasks.py.
-MIXTURE_OR_TASK_MODULE = '{slug}_tasks'
-MIXTURE_OR_TASK_NAME = '{slug}'
-TASK_FEATURE_LENGTHS = {{'query': 32, 'passage': 128}}
-VOCAB_SIZE = 2000
-
-# The model: TASER, small enough for two CPU cores. From random weights the mean over tokens learns
-# faster than [CLS].
-SYSTEM = 'TASER'
-DualEncoderConfig.pooling = 'mean'
-BATCH_SIZE = 32
-TRAIN_STEPS = 300
-WARMUP_STEPS = 30
-LEARNING_RATE = 1e-3
-
-# What commands write, and what later ones read.
-DATA_DIR = '{slug}/data'
-VOCABULARY = '{slug}/vocabulary'
-TOKEN_STORE = '{slug}/tokens'
-MODEL_DIR = '{slug}/model'
-EMBEDDINGS_DIR = '{slug}/embeddings'
-INDEX_DIR = '{slug}/index'
-RUNS_DIR = '{slug}/runs'
-BM25_INDEX_DIR = '{slug}/bm25/index'
-BM25_RUNS_DIR = '{slug}/bm25/runs'
-HYBRID_RUNS_DIR = '{slug}/hybrid'
-NEGATIVES_DIR = '{slug}/negatives'
-EVAL_OUTPUT_DIR = '{slug}/results'
-EXPORT_DIR = '{slug}/export'
-OUTPUT_DIR = '{slug}/pipeline'
-"""
-
-_TASKS = '''\
-"""{name}'s tasks, for `taser tokenize`: prompts, filters and rates are set here."""
-
-from taser_jax.tasks import add_retrieval_mixture, add_retrieval_task
-
-# As in the names of the files: {slug}/{first}.train.queries.tsv.
-TASKS = {tasks}
-
-for _task in TASKS:
-    add_retrieval_task(f"{slug}_{{_task}}", collection="{slug}", task=_task)
-add_retrieval_mixture("{slug}", [f"{slug}_{{_task}}" for _task in TASKS])
-'''
-
+# Ends of the files' names, and texts with {fields}, in the folder of this module.
+_TEMPLATES = {
+    end: pathlib.Path(__file__).with_name(f"project{end}.template") for end in (".gin", "_tasks.py")
+}
 _STEPS = ("prepare", "tokenize", "train", "encode", "search", "evaluate")
 
 
@@ -96,9 +39,10 @@ def init(*, name: str, tasks: Sequence[str] = ("questions",), directory: str = "
     if not tasks:
         raise ConfigError("no task is given", where="init.tasks", fix="name one or more")
     values = {"name": name, "slug": slug, "tasks": repr(tuple(tasks)), "first": tasks[0]}
+    templates = {end: file.read_text(encoding="utf-8") for end, file in _TEMPLATES.items()}
     texts = {
-        pathlib.Path(directory, f"{slug}.gin"): _GIN.format(**values),
-        pathlib.Path(directory, f"{slug}_tasks.py"): _TASKS.format(**values),
+        pathlib.Path(directory, f"{slug}{end}"): template.format(**values)
+        for end, template in templates.items()
     }
     if existing := [str(path) for path in texts if path.exists()]:
         problem = f"{' and '.join(existing)} exist, and nothing is overwritten"
