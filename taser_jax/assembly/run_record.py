@@ -8,7 +8,7 @@ import json
 import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import IO, Any
 
 from etils import epath
 
@@ -238,34 +238,26 @@ class JsonlWriter:
     """
 
     def __init__(self, path: epath.PathLike, *, resume_step: int = 0) -> None:
-        self._path = epath.Path(path)
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        lines = _lines_up_to(self._path, resume_step) if self._path.exists() else []
-        self._lines: list[str] | None = lines if is_remote(self._path) else None
-        if self._lines is not None:
-            return
-        if lines or self._path.exists():
-            write_text(self._path, "".join(lines), recorded=False)
-        self._file = self._path.open("a", encoding="utf-8")
+        kept = _lines_up_to(epath.Path(path), resume_step) if epath.Path(path).exists() else None
+        if kept is not None and not is_remote(path):
+            write_text(path, kept, recorded=False)
+        self._file = _appended(path)
+        if is_remote(path):
+            self._file.write((kept or "").encode())
 
     def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
         """Appends one line."""
-        line = json.dumps({"step": step, **scalars}) + "\n"
-        if self._lines is None:
-            self._file.write(line)
-            self._file.flush()
-        else:
-            self._lines.append(line)
-            self._path.write_text("".join(self._lines), encoding="utf-8")
+        self._file.write(json.dumps({"step": step, **scalars}).encode() + b"\n")
+        self._file.flush()
 
 
-def _lines_up_to(path: epath.Path, step: int) -> list[str]:
+def _lines_up_to(path: epath.Path, step: int) -> str:
     """Whole lines of steps up to `step`; a killed process may have left half a line."""
-    lines = []
+    lines = ""
     for line in path.read_bytes().decode("utf-8", "replace").splitlines():
         try:
             if json.loads(line)["step"] <= step:
-                lines.append(line + "\n")
+                lines += line + "\n"
         except (json.JSONDecodeError, KeyError, TypeError):
             continue
     return lines
@@ -285,10 +277,7 @@ class EventWriter:
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary
         # TensorBoard reads the files of a folder in the order of their names.
         name = f"events.out.tfevents.{time.time_ns():020d}.{socket.gethostname()}"
-        path = epath.Path(folder) / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = _Object(path) if is_remote(path) else path.open("wb")
-        self._records = record_writer.RecordWriter(file)
+        self._records = record_writer.RecordWriter(_appended(epath.Path(folder) / name))
         self._add(self._event(wall_time=time.time(), file_version="brain.Event:2"))
 
     def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
@@ -302,6 +291,13 @@ class EventWriter:
 
     def _add(self, event: Any) -> None:
         self._records.write(event.SerializeToString())
+
+
+def _appended(path: epath.PathLike) -> IO[bytes]:
+    """A file, local or gs://, to append to; created with its folder."""
+    place = epath.Path(path)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    return _Object(place) if is_remote(place) else place.open("ab")
 
 
 class _Object(io.BytesIO):

@@ -123,7 +123,6 @@ def rank_in_pool(
     passage_embeddings: Float[Array, "passages dim"],
     *,
     positive_index: Int[Array, " queries"],
-    block: int | None = None,
 ) -> Int[np.ndarray, " queries"]:
     """1-based rank of each query's gold among all passages of the pool, by inner product.
 
@@ -137,16 +136,13 @@ def rank_in_pool(
         query_embeddings: one row per query.
         passage_embeddings: one row per passage of the pool.
         positive_index: row of each query's gold among the passages.
-        block: queries scored at once; None keeps the scores within 256 MiB.
 
     Returns:
         The ranks.
     """
     queries, golds = np.asarray(query_embeddings), np.asarray(positive_index, np.int32)
     passages = jnp.asarray(passage_embeddings, jnp.float32)
-    if block is None:
-        block = max(1, _SCORES_AT_ONCE // len(passages))
-    block = min(block, len(queries))
+    block = min(max(1, _SCORES_AT_ONCE // len(passages)), len(queries))
     ranks = []
     for start in track(range(0, len(queries), block), "rank golds", unit="block"):
         rows = np.arange(start, start + block).clip(max=len(queries) - 1)

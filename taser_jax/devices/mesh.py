@@ -7,6 +7,7 @@ libtpu describes a topology without a TPU.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.util
 import math
 import os
@@ -102,35 +103,25 @@ def make_mesh(
 
 def device_grid(config: MeshConfig, devices: Sequence[jax.Device]) -> np.ndarray:
     """The devices of a mesh, [replica, data, fsdp, model]; see `make_mesh`."""
-    shape = config.shape(len(devices))
+    shape: Sequence[int] = config.shape(len(devices))
     # GPUs and CPUs may report their hosts as slices, but have one network.
     on_tpu = devices[0].platform == "tpu"
     slices = len({getattr(device, "slice_index", 0) for device in devices}) if on_tpu else 1
-    if slices == 1:
-        return _grid(mesh_utils.create_device_mesh, shape, devices)
-    replicas, *inside = shape
-    if replicas % slices:
-        problem = f"{replicas} devices along replica, which must span {slices} slices"
-        fix = f"set MESH_REPLICA to a multiple of {slices}"
-        raise ConfigError(problem, where="mesh", fix=fix)
-    between = [slices, *(1 for _ in inside)]
-    return _grid(
-        lambda inner, devices, **options: mesh_utils.create_hybrid_device_mesh(
-            inner, between, devices, **options
-        ),
-        (replicas // slices, *inside),
-        devices,
-    )
-
-
-def _grid(
-    make: Callable[..., np.ndarray], shape: Sequence[int], devices: Sequence[jax.Device]
-) -> np.ndarray:
+    make: Callable[..., np.ndarray] = mesh_utils.create_device_mesh
+    if slices > 1:
+        replicas, *inside = shape
+        if replicas % slices:
+            problem = f"{replicas} devices along replica, which must span {slices} slices"
+            fix = f"set MESH_REPLICA to a multiple of {slices}"
+            raise ConfigError(problem, where="mesh", fix=fix)
+        between = (slices, *(1 for _ in inside))
+        make = functools.partial(mesh_utils.create_hybrid_device_mesh, dcn_mesh_shape=between)
+        shape = (replicas // slices, *inside)
     try:
-        return make(shape, devices)
+        return make(shape, devices=devices)
     except NotImplementedError:
         # Puts two mesh axes along one axis of the torus: fewer neighbours, but a valid mesh.
-        return make(shape, devices, allow_split_physical_axes=True)
+        return make(shape, devices=devices, allow_split_physical_axes=True)
 
 
 @dataclasses.dataclass(frozen=True)

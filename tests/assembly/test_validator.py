@@ -10,6 +10,7 @@ import pytest
 import tiny_training
 from tiny_models import encode
 
+from taser_jax.assembly import validator
 from taser_jax.assembly.validator import PoolConfig, Validator, rank_in_pool, select_pool
 from taser_jax.data.batches.draws import queries_of
 from taser_jax.data.batches.stream import FalseNegatives
@@ -180,8 +181,8 @@ def test_pool_takes_what_dpr_takes():
     np.testing.assert_array_equal(again.passage_rows, pool.passage_rows)
 
 
-@pytest.mark.parametrize("block", [1, 4, 7, None])
-def test_ranks_equal_a_sort_in_float64_whatever_the_block(block):
+@pytest.mark.parametrize("block", [1, 4, 7, 10])
+def test_ranks_equal_a_sort_in_float64_whatever_the_block(monkeypatch, block):
     rng = np.random.default_rng(0)
     # Small integers: exact in float32, with many ties.
     queries = rng.integers(-2, 3, size=(10, 3)).astype(np.float32)
@@ -190,7 +191,8 @@ def test_ranks_equal_a_sort_in_float64_whatever_the_block(block):
     # Ties go by position.
     order = np.argsort(-queries.astype(np.float64) @ passages.T, axis=1, kind="stable")
     expected = 1 + np.argmax(order == positive[:, None], axis=1)
-    result = rank_in_pool(queries, jnp.asarray(passages), positive_index=positive, block=block)
+    monkeypatch.setattr(validator, "_SCORES_AT_ONCE", block * len(passages))
+    result = rank_in_pool(queries, jnp.asarray(passages), positive_index=positive)
     np.testing.assert_array_equal(result, expected)
 
 

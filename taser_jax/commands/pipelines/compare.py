@@ -147,9 +147,7 @@ def compare(
         run.decide_bm25()
         record("decided.gin", "\n".join(run.decisions))
         untrained = None if pretrained is None else compare_parts.untrained_system(run.systems)
-        rows = ComparedRows(
-            run.setting, run.systems, untrained, run.collection, run.splits, plan, run.whole
-        )
+        rows = ComparedRows(run.setting, run.systems, untrained, run.splits, plan, run.whole)
         if not run.splits:
             rows.index_only()
             return None

@@ -38,7 +38,6 @@ class ComparedRows(Comparison):
         setting: what all stages share.
         systems: row -> system to train.
         untrained: the pretrained weights as one plain tower; None for random weights.
-        collection: the collection.
         splits: task -> its splits.
         chosen: how the systems are trained; None where there are no training queries.
         whole: the collection whose passages the queries were cut out of: what is left searches it.
@@ -49,7 +48,6 @@ class ComparedRows(Comparison):
         setting: Setting,
         systems: Mapping[str, System],
         untrained: System | None,
-        collection: str,
         splits: Mapping[str, Sequence[str]],
         chosen: Plan | None,
         whole: str | None = None,
@@ -57,6 +55,7 @@ class ComparedRows(Comparison):
         super().__init__(setting)
         self._systems, self._untrained, self._chosen = systems, untrained, chosen
         self._splits, self._whole = splits, whole
+        collection = self.store.metadata.collection
         self._data = {"data_dir": setting.data_dir, "collection": collection}
         # Row of a dense model -> its folder; of trained systems that of the last round.
         self._folders = {} if untrained is None else {UNTRAINED: file_name(UNTRAINED)}
