@@ -25,6 +25,7 @@ from scipy import stats
 from taser_jax.evaluation.metrics import Evaluation
 from taser_jax.evaluation.results import per_query_path, read_per_query, read_results
 from taser_jax.evaluation.significance import (
+    AVERAGE,
     PairedComparison,
     bootstrap_over_tasks,
 )
@@ -387,13 +388,14 @@ def mean_over_seeds(seeds: Sequence[Mapping[str, Evaluation]]) -> dict[str, Eval
 def _effect(pair: Pair, seeds: Sequence[int], measure: str) -> _Effect:
     rows = [[row[seed] for seed in seeds] for row in (pair.first, pair.second)]
     first, second = map(mean_over_seeds, rows)
-    tasks, averages = bootstrap_over_tasks(first, second, [measure], where=pair.text)
+    compared = bootstrap_over_tasks(first, second, [measure], where=pair.text)
     over_seeds = None
     if len(seeds) > 1:
         means = [[mean_over_tasks(tasks, measure) for tasks in row] for row in rows]
         over_seeds = paired_over_seeds(*means)
-    by_task = {task: 100 * compared[measure].difference for task, compared in tasks.items()}
-    return _Effect(pair.text, averages[measure], over_seeds, by_task)
+    average = compared.pop((AVERAGE, measure))
+    by_task = {task: 100 * of_task.difference for (task, _), of_task in compared.items()}
+    return _Effect(pair.text, average, over_seeds, by_task)
 
 
 def paired_over_seeds(first: Sequence[float], second: Sequence[float]) -> PairedComparison:

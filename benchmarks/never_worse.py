@@ -36,7 +36,7 @@ import numpy as np
 from taser_jax.data.pydocs.build import build_pydocs
 from taser_jax.evaluation.reports import markdown_table
 from taser_jax.evaluation.results import per_query_path, read_per_query
-from taser_jax.evaluation.significance import bootstrap_over_tasks
+from taser_jax.evaluation.significance import AVERAGE, bootstrap_over_tasks
 from taser_jax.storage.artifacts import write_json, write_text
 
 BASELINE = "Pretrained, untrained + BM25"
@@ -206,14 +206,14 @@ def run_cell(
         {"cell": read_per_query(per_query_path(output, row, "cell", "test"))}
         for row in (chosen["row"], BASELINE)
     )
-    _, averages = bootstrap_over_tasks(first, second, [MEASURE])
+    compared = bootstrap_over_tasks(first, second, [MEASURE])
     return {
         "counts": counts,
         "recommended": chosen["row"],
         "rows": rows,
         "seconds": time.monotonic() - start,
         "gains": chosen["gains"],
-        **dataclasses.asdict(averages[MEASURE]),
+        **dataclasses.asdict(compared[AVERAGE, MEASURE]),
     }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Float64
@@ -69,7 +69,7 @@ def bootstrap_over_tasks(
     *,
     resamples: int = _RESAMPLES,
     where: str = "paired bootstrap",
-) -> tuple[dict[str, dict[str, PairedComparison]], dict[str, PairedComparison]]:
+) -> dict[tuple[str, str], PairedComparison]:
     """Tests the differences of two systems on each task, and that of their means over tasks.
 
     For the mean, the queries of each task are resampled apart: tasks count the same, as in the
@@ -87,12 +87,12 @@ def bootstrap_over_tasks(
         where: what is compared, for messages.
 
     Returns:
-        Task -> measure -> comparison; and measure -> comparison of the means.
+        Task, measure -> comparison; the task of the means is `AVERAGE`.
 
     Raises:
         DataError: a task's queries differ.
     """
-    tasks: dict[str, dict[str, PairedComparison]] = {}
+    compared: dict[tuple[str, str], PairedComparison] = {}
     drawn: dict[str, list[tuple[float, Float64[np.ndarray, " resamples"]]]] = {}
     for task in first:
         shared = [
@@ -107,19 +107,14 @@ def bootstrap_over_tasks(
         # Each task draws apart from the others, whatever else the table holds.
         task_seed = [0, zlib.crc32(task.encode("utf-8"))]
         means = resampled_means(differences, resamples, task_seed)
-        tasks[task] = {}
         for column, name in enumerate(shared):
             effect = float(differences[:, column].mean())
-            tasks[task][name] = _comparison(effect, means[:, column])
+            compared[task, name] = _comparison(effect, means[:, column])
             drawn.setdefault(name, []).append((effect, means[:, column]))
-    averages = {
-        name: _comparison(
-            np.mean([effect for effect, _ in of_tasks]),
-            np.mean([means for _, means in of_tasks], axis=0),
-        )
-        for name, of_tasks in drawn.items()
-    }
-    return tasks, averages
+    for name, of_tasks in drawn.items():
+        effects, samples = zip(*of_tasks, strict=True)
+        compared[AVERAGE, name] = _comparison(np.mean(effects), np.mean(samples, axis=0))
+    return compared
 
 
 def bootstrap_over_mixes(
@@ -128,7 +123,7 @@ def bootstrap_over_mixes(
     measures: Sequence[str],
     *,
     resamples: int = _RESAMPLES,
-) -> dict[str, PairedComparison]:
+) -> dict[tuple[str, str], PairedComparison]:
     """Tests the mean over mixes, of which several have the same query: that is drawn once for all.
 
     Drawn in each mix apart, five mixes of the same queries would seem to be five times as many.
@@ -151,7 +146,8 @@ def bootstrap_over_mixes(
     drawn = resampled_means(parts, resamples, 0)
     means, effects = drawn[:, :-1] / drawn[:, -1:], parts.sum(axis=0) / len(first)
     return {
-        name: _comparison(effects[column], means[:, column]) for column, name in enumerate(measures)
+        (AVERAGE, name): _comparison(effects[column], means[:, column])
+        for column, name in enumerate(measures)
     }
 
 
@@ -159,19 +155,15 @@ def resampled_means(
     values: Float64[np.ndarray, "queries columns"], resamples: int, seed: int | Sequence[int]
 ) -> Float64[np.ndarray, "resamples columns"]:
     """Means of every column over bootstrap samples of the rows; columns share the samples."""
-    rng = np.random.default_rng(seed)
-    return np.concatenate(
-        [weights @ values / len(values) for weights in _weights(len(values), resamples, rng)]
-    )
-
-
-def _weights(count: int, resamples: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
-    """How often each of `count` rows is in each sample, in blocks of samples."""
+    rng, count = np.random.default_rng(seed), len(values)
+    means = []
     for start in range(0, resamples, _BLOCK):
         size = min(_BLOCK, resamples - start)
         drawn = rng.integers(0, count, (size, count)) + count * np.arange(size)[:, None]
-        weights = np.bincount(drawn.reshape(-1), minlength=size * count)
-        yield weights.reshape(size, count).astype(np.float64)
+        # How often each row is in each sample.
+        weights = np.bincount(drawn.reshape(-1), minlength=size * count).reshape(size, count)
+        means.append(weights.astype(np.float64) @ values / count)
+    return np.concatenate(means)
 
 
 def _check_same_queries(first: Evaluation, second: Evaluation, *, where: str) -> None:
@@ -278,21 +270,19 @@ def compare_rows(
             continue
         values = _by_task(directory, result, split)
         shared = [task for task in tasks if task in values and task in of_baseline]
-        by_task, averages = bootstrap_over_tasks(
+        differences = bootstrap_over_tasks(
             {task: values[task] for task in shared},
             {task: of_baseline[task] for task in shared},
             measures,
             where=f"rows {result.system!r} and {baseline!r}",
         )
         if are_mixes:
-            averages = bootstrap_over_mixes(values, of_baseline, list(averages))
-        for task, of_measures in by_task.items():
-            for name, compared in of_measures.items():
+            averaged = [name for task, name in differences if task == AVERAGE]
+            differences |= bootstrap_over_mixes(values, of_baseline, averaged)
+        for (task, name), compared in differences.items():
+            of_table = tasks_with(name, tasks, results) if task == AVERAGE else [task]
+            if all((each, name) in differences for each in of_table):
                 over_queries[result.system, task, name] = compared
-        for name, average in averages.items():
-            averaged = tasks_with(name, tasks, results)
-            if set(averaged) <= {task for task in shared if name in by_task.get(task, ())}:
-                over_queries[result.system, AVERAGE, name] = average
     return Comparisons(baseline, over_queries)
 
 
