@@ -77,17 +77,7 @@ class ResultsTable:
 
     def to_text(self) -> str:
         """Aligned text: averages of all measures, then one measure per task."""
-        details = self._detail_names()
-        lines = [self._average_title(), ""]
-        lines += _aligned(
-            ["system", "parameters", *self.measures, *details],
-            [
-                [result.system, _count(result.parameters)]
-                + [_percent(self.mean(result, measure)) for measure in self.measures]
-                + [result.details.get(name, _NONE) for name in details]
-                for result in self.results
-            ],
-        )
+        lines = [self._average_title(), "", *_aligned(*self._averages())]
         if len(self.tasks) > 1:
             lines += ["", f"{self.by_task} by task", ""]
             lines += _aligned(
@@ -105,25 +95,20 @@ class ResultsTable:
 
     def to_markdown(self) -> str:
         """Markdown: a table of averages and one per task, with the best of each column in bold."""
-        details = self._detail_names()
         blocks = [
             f"### {self._average_title()}",
-            _markdown(
-                ["system", "parameters", *self.measures, *details],
-                [[result.system, _count(result.parameters)] for result in self.results],
-                [[self.mean(r, measure) for measure in self.measures] for r in self.results],
-                [[r.details.get(name, _NONE) for name in details] for r in self.results],
-            ),
+            self._markdown(*self._averages()),
             *self._compared_block(AVERAGE),
         ]
         for task in self.tasks if len(self.tasks) > 1 else ():
             blocks += [
                 f"### {plain(task)}{self._queries_of(task)}",
-                _markdown(
+                self._markdown(
                     ["system", *self.measures],
-                    [[result.system] for result in self.results],
-                    [[r.value(measure, task) for measure in self.measures] for r in self.results],
-                    [[] for _ in self.results],
+                    [
+                        [r.system, *(_percent(r.value(name, task)) for name in self.measures)]
+                        for r in self.results
+                    ],
                 ),
                 *self._compared_block(task),
             ]
@@ -190,6 +175,27 @@ class ResultsTable:
         if any(each.queries for each in self.comparisons):
             save_figure(base / f"{name}.png", self.plot())
         return base / f"{name}.md"
+
+    def _averages(self) -> tuple[list[str], list[list[str]]]:
+        """Header and lines of the averages over tasks."""
+        details = self._detail_names()
+        lines = [
+            [result.system, _count(result.parameters)]
+            + [_percent(self.mean(result, measure)) for measure in self.measures]
+            + [result.details.get(name, _NONE) for name in details]
+            for result in self.results
+        ]
+        return ["system", "parameters", *self.measures, *details], lines
+
+    def _markdown(self, header: list[str], lines: list[list[str]]) -> str:
+        """A Markdown table with the best of each measure in bold."""
+        for column in map(header.index, self.measures):
+            figures = [float(line[column]) for line in lines if line[column] != _NONE]
+            for line in lines:
+                # By the rounded figure: two systems shown as 71.3 are both the best.
+                if len(lines) > 1 and line[column] != _NONE and float(line[column]) == max(figures):
+                    line[column] = f"**{line[column]}**"
+        return markdown_table(header, lines)
 
     def _compared(self, task: str) -> list[tuple[str, list[list[str]]]]:
         """Title and lines of each comparison that has rows of a task."""
@@ -268,21 +274,3 @@ def _aligned(header: list[str], lines: list[list[str]]) -> list[str]:
     ]
     rule = "-" * (sum(widths) + 2 * (len(widths) - 1))
     return [aligned[0], rule, *aligned[1:]]
-
-
-def _markdown(
-    header: list[str],
-    before: list[list[str]],
-    values: list[list[float | None]],
-    after: list[list[str]],
-) -> str:
-    """A Markdown table with the best of each column of `values` in bold."""
-    shown = [[_percent(value) for value in line] for line in values]
-    for column in range(len(shown[0])):
-        figures = [float(line[column]) for line in shown if line[column] != _NONE]
-        for line in shown:
-            # By the rounded figure: two systems shown as 71.3 are both the best.
-            if len(shown) > 1 and line[column] != _NONE and float(line[column]) == max(figures):
-                line[column] = f"**{line[column]}**"
-    rows = zip(before, shown, after, strict=True)
-    return markdown_table(header, [first + line + last for first, line, last in rows])
