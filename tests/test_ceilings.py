@@ -36,7 +36,7 @@ ROOMS = {
     "commands": 4_376,
     "data": 5_537,
     "devices": 1_046,
-    "evaluation": 1_299,
+    "evaluation": 1_278,
     "interop": 2_628,
     "loose files": 358,
     "models": 2_291,
@@ -48,7 +48,7 @@ ROOMS = {
     "training": 1_266,
 }
 OTHERS = {
-    "lines of code": 29_181,
+    "lines of code": 29_160,
     "percent of code that imports or raises": 14.0,
     "files": 188,
     "lines of the longest file": 415,
