@@ -6,9 +6,11 @@ documents, and passages as embeddings.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import pathlib
+import pkgutil
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -17,14 +19,14 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from taser_jax.assembly.model_directory import LoadedModel
+from taser_jax.assembly.model_directory import passage_fingerprint
 from taser_jax.data.batches.stream import Texts, TextSource
 from taser_jax.data.token_store.arrays import STATES, CachedStates, StateRows, TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.mesh import MeshConfig, make_mesh
 from taser_jax.devices.partitioning import Partitioner, parameter_path
 from taser_jax.models.batch import EncoderInput, Role, States, Tokens, static_task
-from taser_jax.models.dual_encoder import DualEncoder, ModelConfig, Params
+from taser_jax.models.dual_encoder import DualEncoder, Params
 from taser_jax.retrieval.embeddings import EmbeddingDtype, queries_directory
 from taser_jax.retrieval.encoding import EncodeConfig, batches_by_length
 from taser_jax.storage import artifacts
@@ -59,49 +61,63 @@ class QueryDocuments(TextSource, Protocol):
         """
 
 
-class SharedEmbeddings(Protocol):
-    """A store's passages as embeddings that encodings and trainings of one tower share."""
-
-    def encoded_by(self, model: LoadedModel, *, config: EncodeConfig) -> Texts:
-        """All passages; those without an embedding are encoded first.
-
-        Args:
-            model: the model whose passage tower encodes.
-            config: sizes of batches.
-
-        Raises:
-            FingerprintError: another tower made the embeddings.
-        """
-
-    def for_training(
-        self,
-        config: ModelConfig,
-        params: Params,
-        *,
-        trainable: PyTree[bool],
-        others: TextSource,
-    ) -> TextSource:
-        """All passages, for a training that leaves the passage tower alone.
-
-        Args:
-            config: the model to train.
-            params: its parameters before training.
-            trainable: tree shaped as these; False where training leaves them alone.
-            others: what is read of the queries.
-
-        Raises:
-            ConfigError: the passage tower is trained.
-            DataError: a passage without an embedding.
-            FingerprintError: another tower made them.
-        """
-
-
 # No core room imports a system: what a system offers is named, for `pkgutil.resolve_name`, and its
 # module is imported when a configuration first asks for it.
 # Opens the documents that a system looked up, K per query, for the model that fuses them.
 QUERY_DOCUMENTS = "taser_jax.systems.moma.query_documents:Augmentation.open"
-# A directory and the token store of the passages -> their `SharedEmbeddings`.
-SHARED_EMBEDDINGS = "taser_jax.systems.moma.memory:TowerEmbeddings"
+# A directory and the token store of the passages -> what one tower has made of them, as `Texts`.
+SHARED_EMBEDDINGS = "taser_jax.systems.moma.memory:EmbeddedPassages"
+
+
+@dataclasses.dataclass(frozen=True)
+class EmbeddedSource:
+    """Embedded passages beside queries as they are, or with documents.
+
+    Attributes:
+        passages: the passages, as embeddings.
+        others: what is read of the queries.
+    """
+
+    passages: Texts
+    others: TextSource
+
+    def of_queries(self, queries: TokenizedQueries) -> Texts:
+        """These queries as `others` has them."""
+        return self.others.of_queries(queries)
+
+
+def shared_embeddings(
+    directory: str,
+    store: TokenStore,
+    model: DualEncoder,
+    params: Params,
+    *,
+    trainable: PyTree[bool],
+    others: TextSource,
+) -> EmbeddedSource:
+    """Embeddings that trainings and encodings of one tower share, for a training that leaves it.
+
+    Args:
+        directory: folder of the embeddings.
+        store: the passages.
+        model: the model to train.
+        params: its parameters before training.
+        trainable: tree shaped as these; False where training leaves them alone.
+        others: what is read of the queries.
+
+    Raises:
+        ConfigError: the passage tower is trained.
+        DataError: a passage without an embedding.
+        FingerprintError: another tower made them.
+    """
+    name = model.config.tower_name(Role.PASSAGE, None)
+    if any(jax.tree.leaves(trainable[name])):
+        problem = f"{name} is trained, and passages come as embeddings"
+        fix = f"freeze ('{name}/.*', 'freeze') in OptimizerConfig.updates, or drop it"
+        raise ConfigError(problem, where="SHARED_EMBEDDINGS", fix=fix)
+    tower = passage_fingerprint(model.config, params)
+    passages = pkgutil.resolve_name(SHARED_EMBEDDINGS)(directory, store, tower=tower)
+    return EmbeddedSource(passages, others)
 
 
 def check_states_can_be_kept(frozen_blocks: int) -> None:

@@ -101,7 +101,7 @@ def encode(
     with phase("encode passages"):
         if shared_embeddings:
             shared = pkgutil.resolve_name(text_sources.SHARED_EMBEDDINGS)
-            passages = shared(shared_embeddings, store).encoded_by(model, config=config)
+            passages = shared.encoded_by(model, shared_embeddings, store, config=config)
         encode_texts(
             model.encode_fn(Role.PASSAGE),
             passages,

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import pkgutil
 import time
 from collections.abc import Mapping
 
@@ -25,7 +24,7 @@ from taser_jax.assembly.model_directory import (
 from taser_jax.assembly.plans import TrainingConfig
 from taser_jax.assembly.program import TrainingJob, step_cost, training_job, without_frozen
 from taser_jax.assembly.run_record import check_settings, make_writers, settings_of
-from taser_jax.assembly.text_sources import SHARED_EMBEDDINGS, SharedEmbeddings, frozen_texts
+from taser_jax.assembly.text_sources import frozen_texts, shared_embeddings
 from taser_jax.assembly.validator import Validator
 from taser_jax.data.batches.every_task import Stream
 from taser_jax.data.batches.stream import TextSource
@@ -234,9 +233,10 @@ def _texts(job: TrainingJob, store: TokenStore, params: Params) -> TextSource:
             augmentation=job.augmentation,
         )
     if directory := job.inputs.shared_embeddings:
-        shared: SharedEmbeddings = pkgutil.resolve_name(SHARED_EMBEDDINGS)(directory, store)
-        texts = shared.for_training(
-            program.model.config,
+        texts = shared_embeddings(
+            directory,
+            store,
+            program.model,
             params,
             trainable=trainable(without_frozen(training, program.model.config), params),
             others=texts,

@@ -27,6 +27,7 @@ from taser_jax.data.token_store.store import TokenStore
 from taser_jax.models.batch import Augmented, States, Tokens
 from taser_jax.storage import artifacts
 from taser_jax.storage.errors import ConfigError, DataError, FingerprintError
+from taser_jax.storage.typed_files import read_typed, to_plain
 
 MANIFEST = "memories.json"
 # The memory that holds the queries' positives and the end retriever's negatives.
@@ -62,12 +63,12 @@ class Manifest:
     Attributes:
         fingerprints: those of the model's passage tower and of the vocabulary.
         memories: the memories in the order of their rows.
-        embeddings_dir: directory of the passage tower's embeddings, by text.
+        embeddings: directory of the passage tower's embeddings, by text.
     """
 
     fingerprints: Mapping[str, str]
     memories: tuple[Memory, ...]
-    embeddings_dir: str
+    embeddings: str = PARTS
 
     @property
     def fingerprint(self) -> str:
@@ -77,35 +78,29 @@ class Manifest:
         )
 
 
+def _with_paths(manifest: Manifest, path_of: Callable[[str], str]) -> Manifest:
+    memories = (
+        dataclasses.replace(memory, token_store=path_of(memory.token_store))
+        for memory in manifest.memories
+    )
+    embeddings = path_of(manifest.embeddings)
+    return dataclasses.replace(manifest, memories=tuple(memories), embeddings=embeddings)
+
+
 def read_manifest(memory_dir: artifacts.FilePath) -> Manifest | None:
     """The manifest of a directory; None if it has none."""
     path = pathlib.Path(memory_dir) / MANIFEST
-    value = artifacts.read_json(path, absent={})
-    if not value:
+    if not path.exists():
         return None
     fix = "add the memories to another directory with `taser memory add`"
-    artifacts.check_version(value, _VERSION, where=path, fix=fix)
-    memories = [
-        Memory(**{**fields, "token_store": os.path.join(path.parent, fields["token_store"])})
-        for fields in value["memories"]
-    ]
-    embeddings_dir = os.path.join(path.parent, value.get("embeddings", PARTS))
-    return Manifest(value["fingerprints"], tuple(memories), embeddings_dir)
+    written = read_typed(path, Manifest, fix=fix, version=_VERSION)
+    return _with_paths(written, functools.partial(os.path.join, path.parent))
 
 
 def write_manifest(memory_dir: artifacts.FilePath, manifest: Manifest) -> None:
     """Writes `memories.json`; its paths are relative to it."""
-    memories = [
-        dataclasses.asdict(memory)
-        | {"token_store": artifacts.path_from(memory_dir, memory.token_store)}
-        for memory in manifest.memories
-    ]
-    value = {
-        "format_version": _VERSION,
-        "fingerprints": dict(manifest.fingerprints),
-        "embeddings": artifacts.path_from(memory_dir, manifest.embeddings_dir),
-        "memories": memories,
-    }
+    relative = _with_paths(manifest, functools.partial(artifacts.path_from, memory_dir))
+    value = {"format_version": _VERSION, **to_plain(relative)}
     artifacts.write_json(pathlib.Path(memory_dir) / MANIFEST, value)
 
 

@@ -12,22 +12,18 @@ import pathlib
 import types
 from collections.abc import Mapping
 
-import jax
 import numpy as np
-from jaxtyping import Float32, Int, PyTree, UInt64
+from jaxtyping import Float32, Int, UInt64
 
 from taser_jax.assembly.model_directory import (
     LoadedModel,
     check_vocabulary,
     load_model,
-    passage_fingerprint,
 )
-from taser_jax.data.batches.stream import Texts, TextSource
-from taser_jax.data.token_store.arrays import TokenArray, TokenizedQueries
+from taser_jax.data.token_store.arrays import TokenArray
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.hosts import first_host_only, writes
 from taser_jax.models.batch import Embedded, Role
-from taser_jax.models.dual_encoder import ModelConfig, Params
 from taser_jax.retrieval.embeddings import Embeddings
 from taser_jax.retrieval.encoding import EncodeConfig, encode_texts
 from taser_jax.storage.artifacts import (
@@ -87,7 +83,7 @@ class EmbeddingsByText:
 
         Equation 4 of MoMA: the documents of all memories compete by score.
         """
-        return cls(mixture.manifest.embeddings_dir, mixture.hashes)
+        return cls(mixture.manifest.embeddings, mixture.hashes)
 
     def __getitem__(self, rows: slice) -> Float32[np.ndarray, "rows dim"]:
         """Embeddings of consecutive rows."""
@@ -122,61 +118,17 @@ class EmbeddedPassages:
         self._embeddings = EmbeddingsByText(directory, hashes, fingerprints)
         self.lengths: Int[np.ndarray, " texts"] = store.passages.lengths
 
+    @classmethod
+    def encoded_by(
+        cls, model: LoadedModel, directory: FilePath, store: TokenStore, *, config: EncodeConfig
+    ) -> EmbeddedPassages:
+        """All passages, after encoding those that no memory or run has encoded."""
+        encode_missing(directory, model, store, config=config)
+        return cls(directory, store, tower=model.passage_fingerprint)
+
     def tokens(self, rows: Int[np.ndarray, " rows"]) -> Embedded:
         """Embeddings of some passages."""
         return Embedded(self._embeddings.take(rows))
-
-
-@dataclasses.dataclass(frozen=True)
-class PassagesInPlace:
-    """Embedded passages beside queries as they are, or with documents.
-
-    Attributes:
-        passages: the passages, as embeddings.
-        others: what is read of the queries.
-    """
-
-    passages: Texts
-    others: TextSource
-
-    def of_queries(self, queries: TokenizedQueries) -> Texts:
-        """These queries as `others` has them."""
-        return self.others.of_queries(queries)
-
-
-@dataclasses.dataclass(frozen=True)
-class TowerEmbeddings:
-    """The `SharedEmbeddings` of text_sources: a directory by text, for one store's passages.
-
-    Attributes:
-        directory: folder of the embeddings.
-        store: the passages.
-    """
-
-    directory: FilePath
-    store: TokenStore
-
-    def encoded_by(self, model: LoadedModel, *, config: EncodeConfig) -> EmbeddedPassages:
-        """All passages, after encoding those that no memory or run has encoded."""
-        encode_missing(self.directory, model, self.store, config=config)
-        return EmbeddedPassages(self.directory, self.store, tower=model.passage_fingerprint)
-
-    def for_training(
-        self,
-        config: ModelConfig,
-        params: Params,
-        *,
-        trainable: PyTree[bool],
-        others: TextSource,
-    ) -> PassagesInPlace:
-        """All passages, if the tower that made them is the model's and stays as it is."""
-        name = config.tower_name(Role.PASSAGE, None)
-        if any(jax.tree.leaves(trainable[name])):
-            problem = f"{name} is trained, and passages come as embeddings"
-            fix = f"freeze ('{name}/.*', 'freeze') in OptimizerConfig.updates, or drop it"
-            raise ConfigError(problem, where="SHARED_EMBEDDINGS", fix=fix)
-        tower = passage_fingerprint(config, params)
-        return PassagesInPlace(EmbeddedPassages(self.directory, self.store, tower=tower), others)
 
 
 def encode_missing(
@@ -354,7 +306,7 @@ def add_memory(
         fix = f"choose another NAME, or `taser memory remove` {name!r} first"
         raise ConfigError(problem, where=memory_dir, fix=fix)
     with phase(f"memory {name}"):
-        encoded = encode_missing(before.embeddings_dir, model, store, config=config)
+        encoded = encode_missing(before.embeddings, model, store, config=config)
     memories[name] = added
     manifest = dataclasses.replace(before, memories=tuple(memories.values()))
     write_manifest(memory_dir, manifest)
@@ -378,7 +330,7 @@ def remove_memory(*, name: str, memory_dir: str) -> Manifest:
     Raises:
         ConfigError: there is no such memory.
     """
-    manifest = read_manifest(memory_dir) or Manifest({}, (), PARTS)
+    manifest = read_manifest(memory_dir) or Manifest({}, ())
     others = tuple(memory for memory in manifest.memories if memory.name != name)
     if len(others) == len(manifest.memories):
         fix = f"name one of {', '.join(memory.name for memory in others) or 'those you add'}"
