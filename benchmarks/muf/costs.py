@@ -23,7 +23,7 @@ from taser_jax.retrieval.embeddings import Embeddings
 from taser_jax.retrieval.fusion import FusionConfig, fuse_runs, weights_of
 from taser_jax.retrieval.runs import Run
 from taser_jax.storage.artifacts import file_name
-from taser_jax.systems.muf.specialists import OpenSpecialist
+from taser_jax.systems.muf.specialists import Specialist
 from taser_jax.systems.muf.tables import MUF, TEST, of_size
 
 # Queries that are timed together.
@@ -119,9 +119,7 @@ def latencies(run: FinishedRun) -> dict[int, Latency]:
     }
 
 
-def fusion_latency(
-    specialists: Sequence[OpenSpecialist], task: str, config: FusionConfig
-) -> Latency:
+def fusion_latency(specialists: Sequence[Specialist], task: str, config: FusionConfig) -> Latency:
     """Milliseconds per query for some queries of a task, each measured after a first run."""
     vectors = [specialist.vectors(task, TEST)[:TIMED] for specialist in specialists]
     count = len(vectors[0])

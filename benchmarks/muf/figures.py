@@ -23,7 +23,7 @@ from taser_jax.evaluation.results import per_query_path, read_per_query
 from taser_jax.retrieval.fusion import weights_of
 from taser_jax.storage.artifacts import file_name, read_json
 from taser_jax.systems.muf.confidence import BINS, member_logits
-from taser_jax.systems.muf.specialists import OpenSpecialist
+from taser_jax.systems.muf.specialists import Specialist
 from taser_jax.systems.muf.tables import BAYESIAN, MUF, TEST, of_size
 
 PANEL = 3.2
@@ -211,7 +211,7 @@ def examples_figure(run: FinishedRun, tasks: Sequence[str]) -> Figure:
     return figure
 
 
-def strips_figure(run: FinishedRun, specialist: OpenSpecialist, task: str) -> Figure:
+def strips_figure(run: FinishedRun, specialist: Specialist, task: str) -> Figure:
     """Members' softmaxes over the first passages of some queries (DPR-MUF, figure 3)."""
     w = specialist.confidence(task, TEST)
     order = np.argsort(w, kind="stable")
@@ -232,7 +232,7 @@ def strips_figure(run: FinishedRun, specialist: OpenSpecialist, task: str) -> Fi
 
 
 def member_probabilities(
-    specialist: OpenSpecialist, task: str, lines: np.ndarray, *, k: int
+    specialist: Specialist, task: str, lines: np.ndarray, *, k: int
 ) -> Float[np.ndarray, "lines members k"]:
     """Softmaxes of a specialist's first members over some queries' lists, at its temperature."""
     assert specialist.ensemble is not None

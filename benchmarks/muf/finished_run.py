@@ -18,7 +18,7 @@ from taser_jax.storage.artifacts import file_name, read_json, split_path
 from taser_jax.storage.typed_files import typed
 from taser_jax.systems.muf.ensemble_files import Ensemble
 from taser_jax.systems.muf.fuse import FUSION_FILE
-from taser_jax.systems.muf.specialists import OpenSpecialist, Specialist, Weighing
+from taser_jax.systems.muf.specialists import Specialist, Weighing
 from taser_jax.systems.muf.tables import MUF, TEST
 
 
@@ -68,8 +68,8 @@ class FinishedRun:
     def own(self) -> dict[str, tuple[str, ...]]:
         """Specialist -> tasks that it was trained on."""
         return {
-            name: Ensemble.open(plain["ensemble_dir"]).tasks
-            for name, plain in self._fusion["specialists"].items()
+            name: Ensemble.open(f"{folder}/ensemble").tasks
+            for name, folder in self._fusion["specialists"].items()
         }
 
     @property
@@ -78,7 +78,7 @@ class FinishedRun:
         [row] = read_results(self.directory / "results", [MUF])
         return list(row.tasks)
 
-    def opened(self, *, members: int | None = None) -> dict[str, OpenSpecialist]:
+    def opened(self, *, members: int | None = None) -> dict[str, Specialist]:
         """The specialists with the results that they have stored, at their temperatures.
 
         Args:
@@ -87,16 +87,17 @@ class FinishedRun:
         temperatures: Mapping[str, float] = self._fusion["summary"]["temperatures"]
         store = PassageStore.open(self._fusion["data_dir"], self._fusion["collection"])
         return {
-            name: OpenSpecialist(
+            name: Specialist(
                 name,
-                dataclasses.replace(typed(plain, Specialist, where=name), members=members),
+                pathlib.Path(folder),
                 self.directory / "specialists" / file_name(name),
                 store=store,
                 weighing=dataclasses.replace(self.weighing, temperatures=(temperatures[name],)),
                 evaluation=EvaluationConfig(),
                 own_passage_tasks=self._fusion.get("own_passage_tasks", ()),
+                first_members=members,
             )
-            for name, plain in self._fusion["specialists"].items()
+            for name, folder in self._fusion["specialists"].items()
         }
 
     def confidences(self, row: str, task: str) -> QueryArrays:

@@ -36,7 +36,6 @@ from taser_jax.storage.typed_files import read_typed, to_plain
 from taser_jax.systems.muf.oracle import BayesianConfig, oracle_weights
 from taser_jax.systems.muf.specialists import (
     VALIDATION,
-    OpenSpecialist,
     Specialist,
     Weighing,
     open_specialists,
@@ -89,10 +88,11 @@ class FusionRecord:
 
     data_dir: str
     collection: str
-    specialists: Mapping[str, Specialist]
+    specialists: Mapping[str, str]
     weighing: Weighing
     summary: FusionSummary
     own_passage_tasks: tuple[str, ...] = ()
+    members: int | None = None
 
 
 @writes("{output_dir}", kinds=[])
@@ -152,18 +152,18 @@ def fuse(
             or calibration on the reported split.
         FingerprintError: an index, ensemble or specialist of another model or collection.
     """
-    parts = {name: Specialist.of(folder, members) for name, folder in specialists.items()}
     store = PassageStore.open(data_dir, collection)
     names = tasks_with(store, split=split, tasks=tasks)
     check_own_passages(own_passage_tasks, store)
     _check(specialists, weighing, split=split, bm25=bm25)
     opened = open_specialists(
-        parts,
+        specialists,
         lists_dir or pathlib.Path(output_dir) / "specialists",
         store=store,
         weighing=weighing,
         evaluation=evaluation,
         own_passage_tasks=own_passage_tasks,
+        first_members=members,
     )
     chosen = {task: _of_task(opened, task, domain) for task in names}
     alphas = {}
@@ -200,13 +200,13 @@ def fuse(
     temperatures = {name: specialist.temperature for name, specialist in weighed.items()}
     summary = FusionSummary(temperatures, alphas)
     own = tuple(own_passage_tasks)
-    record = FusionRecord(data_dir, collection, parts, weighing, summary, own)
+    record = FusionRecord(data_dir, collection, specialists, weighing, summary, own, members)
     write_json(pathlib.Path(output_dir) / FUSION_FILE, to_plain(record))
     return summary
 
 
 def join(
-    specialists: Mapping[str, OpenSpecialist],
+    specialists: Mapping[str, Specialist],
     task: str,
     split: str,
     config: fusion.FusionConfig,
@@ -240,7 +240,7 @@ def join(
 
 
 def _choose_alpha(
-    specialists: Mapping[str, OpenSpecialist],
+    specialists: Mapping[str, Specialist],
     queries: QuerySet,
     store: PassageStore,
     weighing: Weighing,
@@ -266,15 +266,13 @@ def _choose_alpha(
     return dataclasses.replace(settled, alphas=(alpha,))
 
 
-def _own(specialists: Iterable[OpenSpecialist], task: str) -> int:
+def _own(specialists: Iterable[Specialist], task: str) -> int:
     """Number of the first specialist that was trained on a task; 0 where none was."""
     ensembles = enumerate(specialist.ensemble for specialist in specialists)
     return next((place for place, own in ensembles if own and task in own.tasks), 0)
 
 
-def _of_task(
-    opened: Mapping[str, OpenSpecialist], task: str, domain: Domain
-) -> dict[str, OpenSpecialist]:
+def _of_task(opened: Mapping[str, Specialist], task: str, domain: Domain) -> dict[str, Specialist]:
     """The specialists that take part in fusing a task's queries."""
     if domain is Domain.INCLUDED:
         return dict(opened)
@@ -332,24 +330,25 @@ def ask_fused(
     path = pathlib.Path(fusion_dir) / FUSION_FILE
     record = read_typed(path, FusionRecord, fix="run `taser fuse` first, or correct FUSION_DIR")
     store = PassageStore.open(record.data_dir, record.collection)
-    weighing, specialists = record.weighing, record.specialists
+    weighing = record.weighing
     opened = open_specialists(
-        specialists,
+        record.specialists,
         path.parent / "specialists",
         store=store,
         weighing=weighing,
         evaluation=EvaluationConfig(),
+        first_members=record.members,
     )
     temperatures = record.summary.temperatures
     runs, columns = [], []
     ids = [str(line) for line in range(len(questions))]
     for name, specialist in opened.items():
-        model_dir = specialists[name].model_dir
-        if model_dir is None:
+        model_dir = specialist.folder / "model"
+        if not model_dir.exists():
             problem = f"specialist {name!r} has no model to encode questions with"
-            fix = "put it beside the specialist's embeddings as model, and run `taser fuse` again"
-            raise ConfigError(problem, where=str(path), fix=fix)
-        retriever = Retriever.load(model_dir, task=task, query_length=query_length)
+            fix = "put it beside the specialist's embeddings, as the folder model"
+            raise ConfigError(problem, where=str(specialist.folder), fix=fix)
+        retriever = Retriever.load(str(model_dir), task=task, query_length=query_length)
         require_equal(
             f"model {model_dir}",
             {"model": retriever.model.fingerprint},

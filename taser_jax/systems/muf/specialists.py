@@ -18,7 +18,6 @@ from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.evaluation.metrics import AnswerMatch
 from taser_jax.retrieval import runs
 from taser_jax.retrieval.embeddings import Embeddings, QueryEmbeddings
-from taser_jax.retrieval.exact import Searcher
 from taser_jax.retrieval.fusion import FusionConfig
 from taser_jax.retrieval.index import open_index
 from taser_jax.storage import artifacts
@@ -36,38 +35,6 @@ from taser_jax.systems.muf.ensemble_files import Ensemble
 # The split whose queries choose temperatures.
 VALIDATION = "validation"
 _TEMPERATURE = "temperature.json"
-
-
-@dataclasses.dataclass(frozen=True)
-class Specialist:
-    """The files of a trained model that takes part in fusion.
-
-    Attributes:
-        embeddings_dir: its passages' and queries' embeddings, from `taser encode`.
-        index_dir: their index.
-        ensemble_dir: from `taser ensemble`; None for a model whose lists are never weighted.
-        model_dir: the model; only `taser ask`, which encodes questions, reads it.
-        members: how many of its ensemble's members are used, from the first on; None means all.
-    """
-
-    embeddings_dir: str
-    index_dir: str
-    ensemble_dir: str | None = None
-    model_dir: str | None = None
-    members: int | None = None
-
-    @classmethod
-    def of(cls, folder: str, members: int | None = None) -> Specialist:
-        """The specialist of a folder with embeddings/, index/, ensemble/ and model/.
-
-        Of a pipeline's folder, exact/ is the index; ensemble/ and model/ may be absent.
-        """
-        root = pathlib.Path(folder)
-        ensemble, model = (
-            str(root / name) if (root / name).exists() else None for name in ("ensemble", "model")
-        )
-        index = "exact" if (root / "exact").exists() else "index"
-        return cls(str(root / "embeddings"), str(root / index), ensemble, model, members)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +63,7 @@ class Weighing(Checked):
 
 
 @dataclasses.dataclass
-class OpenSpecialist:
+class Specialist:
     """A specialist over one collection; results are kept in `directory` and reused.
 
         <directory>/lists/<task>.<split>/         ranked lists
@@ -106,48 +73,57 @@ class OpenSpecialist:
 
     Attributes:
         name: for messages.
-        files: where its files are.
+        folder: has its embeddings/ and index/; ensemble/, unless its lists are never weighted; for
+            `taser ask` also model/.
         directory: where its results are stored.
         store: the collection.
         weighing: depth of its lists, how its confidences are computed and its temperature chosen.
         evaluation: the criterion for hits: whether the first passage of a list is relevant.
         own_passage_tasks: tasks whose queries are also passages, which their lists leave out.
+        first_members: how many of its ensemble's members are used, from the first on; None means
+            all.
 
     Raises:
         FingerprintError: index, embeddings or ensemble are of another model or collection.
     """
 
     name: str
-    files: Specialist
+    folder: pathlib.Path
     directory: pathlib.Path
     store: PassageStore
     weighing: Weighing
     evaluation: EvaluationConfig
     own_passage_tasks: Sequence[str] = ()
+    first_members: int | None = None
 
     def __post_init__(self) -> None:
-        files, self.ensemble = self.files, None
-        self.passages = Embeddings(
-            files.embeddings_dir, fingerprints={"collection": self.store.fingerprint}
-        )
+        of_store = {"collection": self.store.fingerprint}
+        self.passages = Embeddings(self._embeddings_dir, fingerprints=of_store)
+        # Of a pipeline's folder, exact/ is the index.
+        exact = self.folder / "exact"
+        index_dir = exact if exact.exists() else self.folder / "index"
+        self._searcher = open_index(index_dir, fingerprints=of_store)
         artifacts.require_equal(
-            f"index {files.index_dir}",
+            f"index {index_dir}",
             self._searcher.fingerprints,
             self.passages.fingerprints,
             "search this model's embeddings with an INDEX_DIR of their own, or correct it",
         )
-        if files.ensemble_dir is not None:
-            ensemble = Ensemble.open(files.ensemble_dir, fingerprints=self.passages.fingerprints)
-            self.ensemble = ensemble if files.members is None else ensemble.first(files.members)
+        self.ensemble: Ensemble | None = None
+        if (self.folder / "ensemble").exists():
+            prints = self.passages.fingerprints
+            ensemble = Ensemble.open(self.folder / "ensemble", fingerprints=prints)
+            count = self.first_members
+            self.ensemble = ensemble if count is None else ensemble.first(count)
 
-    @functools.cached_property
-    def _searcher(self) -> Searcher:
-        return open_index(self.files.index_dir, fingerprints={"collection": self.store.fingerprint})
+    @property
+    def _embeddings_dir(self) -> pathlib.Path:
+        return self.folder / "embeddings"
 
     def queries(self, task: str, split: str) -> QueryEmbeddings:
         """Its embeddings of a task's queries."""
         return QueryEmbeddings.of_split(
-            self.files.embeddings_dir, task, split, fingerprints=self.passages.fingerprints
+            self._embeddings_dir, task, split, fingerprints=self.passages.fingerprints
         )
 
     def vectors(self, task: str, split: str) -> Float32[np.ndarray, "queries dim"]:
@@ -215,7 +191,7 @@ class OpenSpecialist:
         """
         if len(self.weighing.temperatures) == 1:
             return self.weighing.temperatures[0]
-        members = self.files.members
+        members = self.first_members
         path = self.directory / (f"temperature-{members}.json" if members else _TEMPERATURE)
         judged = dict.fromkeys(map(self._judged, self.members.tasks))
         queries = [own.fingerprint for own in self._validation]
@@ -322,16 +298,18 @@ class OpenSpecialist:
 
 
 def open_specialists(
-    specialists: Mapping[str, Specialist], root: artifacts.FilePath, **shared: Any
-) -> dict[str, OpenSpecialist]:
+    specialists: Mapping[str, str], root: artifacts.FilePath, **shared: Any
+) -> dict[str, Specialist]:
     """Opens specialists, each with a folder of its own below `root` for its results.
 
     Args:
-        specialists: name -> its files.
+        specialists: name -> its folder.
         root: the folder of folders.
-        shared: further attributes of `OpenSpecialist`, the same for all.
+        shared: further attributes of `Specialist`, the same for all.
     """
     return {
-        name: OpenSpecialist(name, files, pathlib.Path(root, artifacts.file_name(name)), **shared)
-        for name, files in specialists.items()
+        name: Specialist(
+            name, pathlib.Path(folder), pathlib.Path(root, artifacts.file_name(name)), **shared
+        )
+        for name, folder in specialists.items()
     }
