@@ -31,7 +31,7 @@ SLACK = 0.03
 
 # Lines of code of each folder at the top of the package: no docstrings, comments and blank lines.
 ROOMS = {
-    "assembly": 1_493,
+    "assembly": 1_508,
     "cli": 1_233,
     "commands": 4_376,
     "data": 5_537,
@@ -44,11 +44,11 @@ ROOMS = {
     "retrieval": 2_157,
     "serving": 490,
     "storage": 1_280,
-    "systems": 2_886,
+    "systems": 2_843,
     "training": 1_266,
 }
 OTHERS = {
-    "lines of code": 29_160,
+    "lines of code": 29_132,
     "percent of code that imports or raises": 14.0,
     "files": 188,
     "lines of the longest file": 415,
