@@ -44,7 +44,12 @@ _OTHER_WORDS = {
     *("topics", "small"),
 }
 # Those that count between underscores, too, as in train_queries.
-_WORDS = "|".join((*_SPLIT_WORDS, "queries", "questions", "topics", "qrels"))
+_WORDS = (*_SPLIT_WORDS, "queries", "questions", "topics", "qrels")
+# As in train_queries, QUERIES-1 and faqTrain.
+_WORD = (
+    rf"((?<![^\W_])(?i:{'|'.join(_WORDS)})|(?<=[a-z0-9])({'|'.join(map(str.title, _WORDS))}))"
+    r"(?![^\W_])"
+)
 
 
 class _Role(enum.Enum):
@@ -328,9 +333,7 @@ def _name_of(path: str) -> tuple[str, str]:
     file = pathlib.Path(path)
     stem, shards = re.subn(SHARD, "", file.name.split(".gz")[0].rpartition(".")[0])
     stem = f"{file.parent.name}.{stem}" if shards and file.parent.name in _SPLIT_WORDS else stem
-    stem = re.sub(
-        rf"(?i)(?<![^\W_])({_WORDS})(?![^\W_])", lambda word: f".{word[1].lower()}.", stem
-    )
+    stem = re.sub(_WORD, lambda word: f".{word[0].lower()}.", stem)
     words = [word.strip("_") for word in re.split(r"[.\-]", stem.removesuffix(".qa"))]
     split = next((_SPLIT_WORDS[word] for word in words if word in _SPLIT_WORDS), "")
     task = [word for word in words if word not in {"", *_SPLIT_WORDS, *_OTHER_WORDS}]

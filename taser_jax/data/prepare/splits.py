@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -23,6 +24,8 @@ from taser_jax.storage.records import Query, hash_share, text_hash
 from taser_jax.storage.typed_files import Checked, Natural, Positive, Rate, Share
 
 VALIDATION = "validation"
+# Fewer questions of one file are not divided: a test, or a validation, would have a handful.
+FEWEST = 60
 # Shares of the splits of a file that holds several.
 SHARES: Mapping[str, float] = {"train": 0.8, VALIDATION: 0.1, "test": 0.1}
 
@@ -161,6 +164,13 @@ class QuestionSplit:
             self.task,
             count if self.split == "train" else None,
         )
+
+    def is_too_small_to_divide(self) -> bool:
+        """Whether a file of all splits has few questions, and no option says how to divide it."""
+        is_told = self.task in self.options.task_shares or self.options.validation_last
+        if is_told or len(self.sharing) < len(SPLITS):
+            return False
+        return len(list(itertools.islice(self._all(), FEWEST))) < FEWEST
 
     def _all(self) -> Iterator[Question]:
         questions = read_questions(self.files.questions, pairs=self.pairs)

@@ -68,6 +68,7 @@ NAMES = {
     "their_training.jsonl": ([DPR], "their.train"),
     "their-testset.jsonl": ([DPR], "their.test"),
     "his-eval.jsonl": ([DPR], "his.test"),
+    "herMedQuADTrain.jsonl": ([DPR], "herMedQuAD.train"),
     "Über (1).json": ([DPR], "ber_1.train+validation+test"),
     "._Passages.CSV": ("\0",),
 }

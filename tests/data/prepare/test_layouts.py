@@ -11,6 +11,7 @@ from written_files import write_all
 from taser_jax.data.collections.store import PassageStore, list_tasks
 from taser_jax.data.prepare.detection import given_passages
 from taser_jax.data.prepare.mapping import EMPTY_QUESTIONS, MISSING_QUERIES
+from taser_jax.data.prepare.splits import FEWEST
 from taser_jax.storage.errors import DataError
 from taser_jax.storage.records import Passage
 
@@ -228,6 +229,22 @@ def test_rows_that_ask_the_same_are_in_one_split(columns, prepare_notes, queries
     # With ids of their own they remain queries of their own.
     rows_of = {len(query.positives) for queries in of_split.values() for query in queries}
     assert rows_of == ({1} if "id" in columns else {3})
+
+
+def test_few_questions_are_all_of_the_test(prepare_notes, caplog):
+    def splits(count: int, **options) -> dict[str, int]:
+        rows = [[f"q{n}", f"text {n}"] for n in range(count)]
+        prepared, _ = prepare_notes({"faq.csv": _table([["anchor", "positive"], *rows])}, **options)
+        return {split.split: split.queries for split in prepared.splits}
+
+    with caplog.at_level(logging.INFO, logger="taser"):
+        assert splits(5) == {"test": 5}
+    assert "fewer than 60 questions are not divided, all are for the test: faq" in caplog.text
+    assert splits(FEWEST - 1) == {"test": FEWEST - 1}
+    assert set(splits(FEWEST)) == {"train", "validation", "test"}
+    # Unless somebody says how.
+    shares = {"faq": {"train": 0.5, "validation": 0.2, "test": 0.3}}
+    assert set(splits(30, task_shares=shares)) == {"train", "validation", "test"}
 
 
 # Some of TREC's files begin with an empty line.
