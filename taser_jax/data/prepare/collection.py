@@ -19,7 +19,6 @@ from taser_jax.data.files import open_bytes
 from taser_jax.data.prepare.detection import detect
 from taser_jax.data.prepare.mapping import PageIndex, PassageResolver, QuestionMapper
 from taser_jax.data.prepare.splits import (
-    FEWEST,
     VALIDATION,
     PrepareOptions,
     QuestionSplit,
@@ -27,13 +26,13 @@ from taser_jax.data.prepare.splits import (
     check_former_splits,
     divide_by_positives,
     question_splits,
+    without_small,
 )
 from taser_jax.data.readers.fields import content_id, read_qrels
 from taser_jax.data.readers.passages import LeftOut, LocatedPassage, read_passages
 from taser_jax.data.readers.questions import is_kilt
 from taser_jax.storage.artifacts import FilePath, replacing, split_path, write_text
 from taser_jax.storage.errors import ConfigError, DataError
-from taser_jax.storage.progress import logger
 from taser_jax.storage.records import Passage, Query, check_id, hash_share, normalized_content
 
 _DEFAULTS = PrepareOptions()
@@ -181,15 +180,7 @@ def _prepare(
         if not os.path.isdir(path):
             with open_bytes(path):
                 pass
-    small = {split.task for split in splits if split.is_too_small_to_divide()}
-    if small:
-        message = "fewer than %d questions are not divided, all are for the test: %s"
-        logger.info(message, FEWEST, ", ".join(sorted(small)))
-    splits = [
-        dataclasses.replace(split, sharing=("test",)) if split.task in small else split
-        for split in splits
-        if split.task not in small or split.split == "test"
-    ]
+    splits = without_small(splits)
     check_former_splits(data_dir, collection, splits, options)
     left_out, pages = LeftOut(strict=options.strict), PageIndex()
     has_pages = any(is_kilt(split.files.questions) for split in splits)

@@ -43,11 +43,10 @@ _OTHER_WORDS = {
     *("queries", "questions", "query", "qa", "kilt", "dpr", "biencoder", "qrels", "data"),
     *("topics", "small"),
 }
-# Those that count between underscores, too, as in train_queries.
 _WORDS = (*_SPLIT_WORDS, "queries", "questions", "topics", "qrels")
-# As in train_queries, QUERIES-1 and faqTrain.
+# Those that count between underscores or capitals, too, as in train_queries and faqTrain.
 _WORD = (
-    rf"((?<![^\W_])(?i:{'|'.join(_WORDS)})|(?<=[a-z0-9])({'|'.join(map(str.title, _WORDS))}))"
+    rf"((?<![^\W_])(?i:{'|'.join(_WORDS)})|(?<=[^\W_])({'|'.join(map(str.title, _WORDS))}))"
     r"(?![^\W_])"
 )
 

@@ -20,6 +20,7 @@ from taser_jax.data.readers.fields import read_qrels
 from taser_jax.data.readers.questions import Question, read_questions
 from taser_jax.storage.artifacts import FilePath
 from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.progress import logger
 from taser_jax.storage.records import Query, hash_share, text_hash
 from taser_jax.storage.typed_files import Checked, Natural, Positive, Rate, Share
 
@@ -249,6 +250,21 @@ def question_splits(
             sharing = tuple(name.split("+"))
             splits += [QuestionSplit(task, split, sharing, files, options) for split in sharing]
     return splits
+
+
+def without_small(splits: Sequence[QuestionSplit]) -> list[QuestionSplit]:
+    """The splits, but of files too small to divide the test alone, with all their questions."""
+    small = [split for split in splits if split.is_too_small_to_divide()]
+    if small:
+        tasks = ", ".join(sorted({split.task for split in small}))
+        logger.info(
+            "fewer than %d questions are not divided, all are for the test: %s", FEWEST, tasks
+        )
+    return [
+        dataclasses.replace(split, sharing=("test",)) if split in small else split
+        for split in splits
+        if split not in small or split.split == "test"
+    ]
 
 
 def _sampled(
