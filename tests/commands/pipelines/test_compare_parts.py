@@ -12,7 +12,11 @@ import tiny_training
 from written_files import write_all
 
 from taser_jax.commands.pipelines import compare_parts
-from taser_jax.commands.pipelines.compare_parts import collection_name, file_sizes, fit_lengths
+from taser_jax.commands.pipelines.compare_parts import (
+    collection_name,
+    file_checksums,
+    fit_lengths,
+)
 from taser_jax.commands.pipelines.compare_plan import FittedLength, Plan
 from taser_jax.commands.train import TrainSummary
 from taser_jax.data.collections.store import collection_directory, write_collection, write_queries
@@ -125,10 +129,19 @@ def test_a_collection_is_named_after_its_folders():
 
 def test_files_of_all_folders_have_their_sizes(tmp_path, monkeypatch):
     """But not what `taser compare .` writes into the folder."""
-    write_all(tmp_path, {"a/qrels/test.tsv": "123", "b/p.tsv": "", "a/results/config.gin": "4"})
+    files = {"a/qrels/test.tsv": "123", "b/p.tsv": "", "a/results/config.gin": "4", "b/.git/x": "5"}
+    write_all(tmp_path, files)
     monkeypatch.chdir(tmp_path / "a")
-    sizes = file_sizes([str(tmp_path / "a"), str(tmp_path / "b")], "results")
-    assert sizes == {f"{tmp_path}/a/qrels/test.tsv": 3, f"{tmp_path}/b/p.tsv": 0}
+
+    def checksums() -> dict[str, str]:
+        return file_checksums([str(tmp_path / "a"), str(tmp_path / "b")], "results")
+
+    before = checksums()
+    assert before.keys() == {f"{tmp_path}/a/qrels/test.tsv", f"{tmp_path}/b/p.tsv"}
+    assert checksums() == before
+    # As long as before.
+    write_all(tmp_path, {"a/qrels/test.tsv": "124"})
+    assert checksums() != before
 
 
 def test_lengths_have_room_for_prompts(tmp_path):
