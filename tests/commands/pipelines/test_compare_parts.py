@@ -127,7 +127,7 @@ def test_a_collection_is_named_after_its_folders():
     assert collection_directory("data", long).name == "x" * 150 + "_" + "x" * 39
 
 
-def test_files_of_all_folders_have_their_sizes(tmp_path, monkeypatch):
+def test_files_of_all_folders_have_their_checksums(tmp_path, monkeypatch):
     """But not what `taser compare .` writes into the folder."""
     files = {"a/qrels/test.tsv": "123", "b/p.tsv": "", "a/results/config.gin": "4", "b/.git/x": "5"}
     write_all(tmp_path, files)
