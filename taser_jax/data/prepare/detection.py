@@ -314,7 +314,8 @@ def _role_of_fields(name: str, record: Record) -> _Role | None:
     by_id = Role.PASSAGE_ID in roles or {Role.QUERY_ID, Role.ID} <= roles.keys()
     # With ranks or texts, scores are a system's.
     is_graded = Role.RELEVANCE in roles and "rank" not in record.values
-    if by_id and is_graded and Role.TEXT not in roles:
+    are_ids = Role.QUERY_ID in roles and len(record.values) == 2
+    if by_id and (is_graded or are_ids) and Role.TEXT not in roles:
         return _Role.QRELS
     is_named = re.search("quer|question|topic", name) is not None
     if Role.QUESTION in roles:

@@ -325,7 +325,8 @@ def named(
 def read_qrels(path: FilePath) -> Iterator[Judgement]:
     """Relevance judgements in TREC's columns, or in those that a header names, as in BEIR's files.
 
-    TREC: query id, iteration (ignored), passage id, grade, separated by white space.
+    TREC: query id, iteration (ignored), passage id, grade, separated by white space. Named columns
+    of a query's and a passage's id alone have the grade 1.
 
     Args:
         path: local or gs://, plain or `.gz`.
@@ -346,16 +347,17 @@ def read_qrels(path: FilePath) -> Iterator[Judgement]:
         passage = record.first(Role.PASSAGE_ID, Role.ID)
         grade = record.first(Role.RELEVANCE)
         values, where = record.values, record.where
-        if query is None or passage is None or grade is None:
+        if query is None or passage is None or (grade is None and len(values) > 2):
             problem = f"its columns are {', '.join(values)}"
             fix = "name them query-id, corpus-id and score"
             raise DataError(problem, where=where, fix=fix)
+        written = "1" if grade is None else str(values[grade])
         try:
             # Floats, as pandas writes them, count if they are whole.
-            relevance = int(np.int32(re.sub(r"\.0*$", "", str(values[grade]).strip())))
+            relevance = int(np.int32(re.sub(r"\.0*$", "", written.strip())))
         except (ValueError, OverflowError) as error:
             fix = "write an integer of 32 bits"
-            problem = f"the grade is {values[grade]!r}"
+            problem = f"the grade is {written!r}"
             raise DataError(problem, where=where, fix=fix) from error
         yield Judgement(where, str(values[query]), str(values[passage]), relevance)
 

@@ -45,6 +45,8 @@ TABLES = {
     "faq.train.qrels.tsv": ("1 0 p1 1\n", "faq.train qrels"),
     "faq.dev.queries.csv": ("id,text\n3,when\n", "faq.validation"),
     "faq.dev.qrels.csv": ("qid,doc_id,relevance\n3,p1,1\n", "faq.validation qrels"),
+    "faq.test.queries.csv": ("id,text\n5,who\n", "faq.test"),
+    "faq.test.qrels.csv": ("query_id,doc_id\n5,p1\n", "faq.test qrels"),
     "faq.dev.run.csv": ("qid,doc_id,rank,score\n3,p1,1,0.5\n",),
     "unjudged.tsv": ("3\twhy\n",),
     "one.queries.tsv": ("4\twho\n", "one.train", "one.test"),

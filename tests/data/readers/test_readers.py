@@ -97,6 +97,11 @@ def test_qrels_in_trecs_columns_or_by_a_header(tmp_path, content):
     assert triples == [("q1", "d1", 2), ("q2", "d2", 0)]
 
 
+def test_ids_alone_are_judged_relevant(tmp_path):
+    [judged] = read_qrels(write(tmp_path / "qrels.csv", "query_id,doc_id\nq1,d1\n"))
+    assert (judged.query_id, judged.passage_id, judged.relevance) == ("q1", "d1", 1)
+
+
 def test_windows_of_a_page_by_hand():
     page = [
         "Bern\n",
