@@ -27,13 +27,12 @@ from taser_jax.devices.hosts import writes
 from taser_jax.evaluation.results import read_results
 from taser_jax.interop.export_source import (
     CARD,
-    METADATA,
     ExportSource,
     check_exported,
     metadata,
     write_card,
 )
-from taser_jax.interop.hub import first_line
+from taser_jax.interop.hub import EXPORT_FILE, first_line
 from taser_jax.models.dual_encoder import ModelConfig
 from taser_jax.retrieval import embedding_files
 from taser_jax.retrieval.embeddings import (
@@ -126,7 +125,7 @@ def export_model(
     if model_dir is None:
         raise ConfigError("no model", where="MODEL_DIR", fix="--gin.MODEL_DIR=...")
     for directory in directories.values():
-        if not (directory / METADATA).is_file():
+        if not (directory / EXPORT_FILE).is_file():
             check_empty(directory)
     config = read_model_config(model_dir)
     facts = read_facts(model_dir)
@@ -207,7 +206,7 @@ def _is_there(source: ExportSource, format: str, directory: pathlib.Path) -> boo
     Raises:
         ConfigError: the directory holds anything else.
     """
-    written = read_json(directory / METADATA, absent={})
+    written = read_json(directory / EXPORT_FILE, absent={})
     if written and written != json.loads(json.dumps(metadata(source, format))):
         check_empty(directory)
     return bool(written)
@@ -270,7 +269,7 @@ def push(*, repo: str, export_dir: str, private: bool = True) -> str:
     import huggingface_hub
 
     directory = pathlib.Path(export_dir)
-    if not (directory / METADATA).is_file() or not (directory / CARD).is_file():
+    if not (directory / EXPORT_FILE).is_file() or not (directory / CARD).is_file():
         fix = "`taser export sentence_transformers` writes one, into a folder of that name"
         raise ConfigError("no exported model", where=export_dir, fix=fix)
     api = huggingface_hub.HfApi()
@@ -360,7 +359,7 @@ def export_stores(
 def _query_encoders(output_dir: pathlib.Path, fingerprint: str | None) -> dict[str, object]:
     """The exports of the embeddings' model that lie beside them, and its queries' prompts."""
     encoders, prompts = {}, None
-    for path in sorted(output_dir.glob(f"*/{METADATA}")):
+    for path in sorted(output_dir.glob(f"*/{EXPORT_FILE}")):
         facts = read_json(path)
         if fingerprint is None or facts["fingerprints"].get("model") != fingerprint:
             continue

@@ -31,7 +31,7 @@ from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import plain
 
 FORMAT_VERSION = 1
-CARD, METADATA = "README.md", EXPORT_FILE
+CARD = "README.md"
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 # How a tokenizer is given a passage: in words, and an example.
 PASSAGE_INPUTS = {
@@ -170,7 +170,7 @@ def write_card(source: ExportSource, directory: pathlib.Path, texts: CardTexts) 
     """
     (directory / CARD).write_text(card(source, texts), encoding="utf-8")
     facts = json.dumps(metadata(source, texts.format), indent=2, ensure_ascii=False)
-    (directory / METADATA).write_text(facts + "\n", encoding="utf-8")
+    (directory / EXPORT_FILE).write_text(facts + "\n", encoding="utf-8")
 
 
 def metadata(source: ExportSource, format: str) -> dict[str, object]:
@@ -308,7 +308,7 @@ def _tables(source: ExportSource) -> str:
         training["task"] = plain(source.task)
     metrics = {plain(name): f"{value:.4f}" for name, value in source.metrics.items()}
     return (
-        f"## Model\n\n{_table(model)}\n`{METADATA}` has all settings, under `model`.\n\n"
+        f"## Model\n\n{_table(model)}\n`{EXPORT_FILE}` has all settings, under `model`.\n\n"
         f"## Training and data\n\n{_table(training)}\n## Metrics\n\n"
         + (_table(metrics) if metrics else "None were given to the export.\n")
     )

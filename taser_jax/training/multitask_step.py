@@ -179,6 +179,7 @@ def _by_task(
         metrics[f"loss/{task}"] = result.loss
         metrics[f"grad_norm/{task}"] = jnp.sqrt(result.squared_norm)
         metrics |= {f"{name}/{task}": result.metrics[name] for name in _TASK_METRICS}
+    # Tasks have other numbers of passages: a mean of their ranks would say nothing.
     for name in sorted(results[0].metrics.keys() - {*_TASK_METRICS, "mean_rank"}):
         metrics[name] = jnp.mean(jnp.stack([result.metrics[name] for result in results]))
     if report is None:

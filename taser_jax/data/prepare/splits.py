@@ -254,16 +254,15 @@ def question_splits(
 
 def without_small(splits: Sequence[QuestionSplit]) -> list[QuestionSplit]:
     """The splits, but of files too small to divide the test alone, with all their questions."""
-    small = [split for split in splits if split.is_too_small_to_divide()]
+    # A file of all splits is asked once, and is its task's only one.
+    small = {each.task for each in splits if each.split == "test" and each.is_too_small_to_divide()}
     if small:
-        tasks = ", ".join(sorted({split.task for split in small}))
-        logger.info(
-            "fewer than %d questions are not divided, all are for the test: %s", FEWEST, tasks
-        )
+        message = "fewer than %d questions are not divided, all are for the test: %s"
+        logger.info(message, FEWEST, ", ".join(sorted(small)))
     return [
-        dataclasses.replace(split, sharing=("test",)) if split in small else split
+        dataclasses.replace(split, sharing=("test",)) if split.task in small else split
         for split in splits
-        if split not in small or split.split == "test"
+        if split.task not in small or split.split == "test"
     ]
 
 
