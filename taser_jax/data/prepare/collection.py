@@ -326,7 +326,7 @@ def _carved(queries: Iterable[Query], task: str, share: float) -> dict[str, list
             f"{len(validation)} of {len(train) + len(validation)} training queries become a "
             "validation split, where queries that share a positive stay together",
             where=f"VALIDATION_SHARE = {share}, task {task!r}",
-            fix="choose another share, or add a validation split to the files",
+            fix="add a validation split to the files",
         )
     return {"train": train, VALIDATION: validation}
 

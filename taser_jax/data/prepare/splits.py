@@ -353,7 +353,7 @@ def divide_by_positives(
 
     Queries that share a positive, directly or through other queries, stay together. The hash does
     not depend on the task: where each query has one positive, tasks of one collection are divided
-    by the same passages.
+    by the same passages. Of few queries one group at least is on each side, if there are two.
 
     Args:
         queries: queries with rows of positives.
@@ -368,12 +368,12 @@ def divide_by_positives(
         (place[query.positives[0]], place[row]) for query in queries for row in query.positives[1:]
     ]
     smallest = components(len(rows), pairs)
+    hashes = {group: hash_share(f"positive\t{rows[group]}") for group in smallest}
+    if len(ordered := sorted(hashes.values())) > 1:
+        share = min(max(share, ordered[1]), ordered[-1])
     parts: tuple[list[Query], list[Query]] = ([], [])
     for query in queries:
-        held_out = False
-        if query.positives:
-            first = rows[smallest[place[query.positives[0]]]]
-            held_out = hash_share(f"positive\t{first}") < share
+        held_out = bool(query.positives) and hashes[smallest[place[query.positives[0]]]] < share
         parts[held_out].append(query)
     return parts
 

@@ -50,6 +50,13 @@ def test_queries_linked_through_others_stay_together():
         assert [] in divide_by_positives(chain[::order], share=share)
 
 
+@pytest.mark.parametrize("count", [2, 3, 9])
+def test_of_few_queries_one_at_least_is_on_each_side(count):
+    queries = [_query(str(n), n) for n in range(count)]
+    assert len(divide_by_positives(queries, share=1e-6)[1]) == 1
+    assert len(divide_by_positives(queries, share=0.999999)[0]) == 1
+
+
 def test_equal_positives_divide_two_tasks_alike():
     first = divide_by_positives([_query(f"a{n}", n) for n in range(100)], share=0.3)
     second = divide_by_positives([_query(f"b{n}", n) for n in reversed(range(100))], share=0.3)
