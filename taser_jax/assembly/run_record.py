@@ -90,6 +90,8 @@ def check_settings(model_dir: FilePath, settings: Mapping[str, object], *, step:
     if refused:
         problem = f"settings differ from those that step {step} was trained with:{_listed(refused)}"
         expected = "the former settings; steps, periods, validation and mesh may change"
+        if any(name.startswith("batch_sizes.") for name in refused):
+            expected += ", but for a mesh or chunks that cannot share each task's former batch"
         fix = (
             "go back to the former settings, or train into a new MODEL_DIR, from these parameters "
             "with INITIAL_CHECKPOINT_PATH"

@@ -171,6 +171,7 @@ def _run(
     settings = settings_of(program.model.config, training, store=store, queries=queries)
     # It is not read again, so that it may have moved.
     settings["initial_checkpoint"] = bool(initial_checkpoint)
+    settings |= flatten(batch_sizes=job.facts.get("batch_sizes"))
     if checkpoints.latest_step == 0 and not read_settings(model_dir):
         problem = "a model that no training began: its weights would be replaced by others"
         fix = f"train into a new MODEL_DIR, with INITIAL_CHECKPOINT_PATH={model_dir}/checkpoint_0"

@@ -9,7 +9,10 @@ import tiny_training
 
 from taser_jax.assembly.data import TrainingData
 from taser_jax.assembly.model_directory import load_model
+from taser_jax.assembly.plans import MultitaskTraining
 from taser_jax.assembly.program import training_job
+from taser_jax.data.batches.every_task import TaskBatchingConfig
+from taser_jax.devices.mesh import MeshConfig
 from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.models.parameters import abstract_params, parameter_count
 from taser_jax.storage.errors import ConfigError, FingerprintError, StorageError
@@ -140,6 +143,23 @@ def test_tasks_that_are_held_out_choose_no_checkpoint(tmp_path, splits_of, named
     data = TrainingData(str(tmp_path / "tokens"))
     job = training_job(tiny_training.model_config(), training, data, store=store)
     assert sorted(job.validation_queries) == validated
+
+
+def test_every_tasks_batch_stays_as_large_on_another_mesh(tmp_path, tiny_store_dir):
+    """24 queries are 12 of each task on four devices and on two; eight devices share 16 and 8."""
+    batching = TaskBatchingConfig(total=24, num_negatives=1)
+    training = tiny_training.training_config(train_steps=2, validates=False)
+    training = dataclasses.replace(training, multitask=MultitaskTraining(batching))
+
+    def run(model_axis):
+        mesh = MeshConfig(model=model_axis)
+        start(tmp_path, tiny_store_dir, training=dataclasses.replace(training, mesh=mesh))
+
+    run(2)
+    run(4)
+    sizes = r"batch_sizes.first: was 12, now 16\n +batch_sizes.second: was 12, now 8\n.*"
+    with pytest.raises(FingerprintError, match=f"(?s){sizes}a mesh or chunks that cannot share"):
+        run(1)
 
 
 def test_an_imported_model_is_not_replaced(tmp_path, tiny_store_dir):
