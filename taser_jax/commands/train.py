@@ -26,7 +26,6 @@ from taser_jax.assembly.program import TrainingJob, step_cost, training_job, wit
 from taser_jax.assembly.run_record import check_settings, make_writers, settings_of
 from taser_jax.assembly.text_sources import frozen_texts, shared_embeddings
 from taser_jax.assembly.validator import Validator
-from taser_jax.data.batches.every_task import Stream
 from taser_jax.data.batches.stream import TextSource
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices import hosts
@@ -120,9 +119,14 @@ def train(
         if dry_run:
             if store is not None:
                 _validator(job, store, store)
+            steps = saved_steps(epath.Path(model_dir)) if model_dir else []
+            if steps and store is not None:
+                with contextlib.closing(
+                    Checkpoints(model_dir, training.checkpoints, cleans_up=False)
+                ) as checkpoints:
+                    _check_goes_on(job, epath.Path(model_dir), checkpoints, initial_checkpoint)
             # A run that resumes does not read it.
-            resumes = bool(model_dir) and any(saved_steps(epath.Path(model_dir)))
-            if initial_checkpoint and not resumes:
+            if initial_checkpoint and not any(steps):
                 restore_initial_params(initial_checkpoint, abstract_params=job.program.state.params)
             _trace(job)
             return None
@@ -166,20 +170,8 @@ def _run(
     store, queries = program.texts.store, program.texts.queries
     assert store is not None
     assert stream is not None
-    about = _identity(job, stream)
+    settings, about = _check_goes_on(job, model_dir, checkpoints, initial_checkpoint)
     resume_step = checkpoints.latest_step or 0
-    settings = settings_of(program.model.config, training, store=store, queries=queries)
-    # It is not read again, so that it may have moved.
-    settings["initial_checkpoint"] = bool(initial_checkpoint)
-    settings |= flatten(batch_sizes=job.facts.get("batch_sizes"))
-    if checkpoints.latest_step == 0 and not read_settings(model_dir):
-        problem = "a model that no training began: its weights would be replaced by others"
-        fix = f"train into a new MODEL_DIR, with INITIAL_CHECKPOINT_PATH={model_dir}/checkpoint_0"
-        raise ConfigError(problem, where=str(model_dir), fix=fix)
-    if resume_step:
-        training.loop.check_done(resume_step)
-        check_settings(model_dir, settings, step=resume_step)
-        checkpoints.check(step=resume_step, about=about)
     if hosts.is_first():
         write_run_record(
             model_dir,
@@ -219,6 +211,41 @@ def _run(
         )
 
 
+def _check_goes_on(
+    job: TrainingJob,
+    model_dir: epath.Path,
+    checkpoints: Checkpoints,
+    initial_checkpoint: str | None,
+) -> tuple[dict[str, object], dict[str, object]]:
+    """Settings of a run, and what its checkpoints are about.
+
+    Raises:
+        FingerprintError: the newest checkpoint in the directory has others.
+        ConfigError: it is of more steps than the run, or of a model that no training began, or
+            hosts differ.
+    """
+    training, model, texts = job.training, job.program.model.config, job.program.texts
+    store, stream = texts.store, job.program.plan.stream
+    assert store is not None
+    assert stream is not None
+    config, own = config_to_json(model), json.dumps(flatten(training=training))
+    hosts.require_same({"model": config, "training": own, "data": stream.fingerprint})
+    about = {"data": stream.fingerprint, "model": fingerprint([config]), "seed": training.seed}
+    settings = settings_of(model, training, store=store, queries=texts.queries)
+    # It is not read again, so that it may have moved.
+    settings["initial_checkpoint"] = bool(initial_checkpoint)
+    settings |= flatten(batch_sizes=job.facts.get("batch_sizes"))
+    if checkpoints.latest_step == 0 and not read_settings(model_dir):
+        problem = "a model that no training began: its weights would be replaced by others"
+        fix = f"train into a new MODEL_DIR, with INITIAL_CHECKPOINT_PATH={model_dir}/checkpoint_0"
+        raise ConfigError(problem, where=str(model_dir), fix=fix)
+    if step := checkpoints.latest_step:
+        training.loop.check_done(step)
+        check_settings(model_dir, settings, step=step)
+        checkpoints.check(step=step, about=about)
+    return settings, about
+
+
 def _texts(job: TrainingJob, store: TokenStore, params: Params) -> TextSource:
     """What the model reads: the store's tokens, or documents, states or embeddings for them."""
     training, program = job.training, job.program
@@ -243,14 +270,6 @@ def _texts(job: TrainingJob, store: TokenStore, params: Params) -> TextSource:
             others=texts,
         )
     return texts
-
-
-def _identity(job: TrainingJob, stream: Stream) -> dict[str, object]:
-    """Facts that a checkpoint must share to be resumed; an error if the hosts differ."""
-    config = config_to_json(job.program.model.config)
-    settings = json.dumps(flatten(training=job.training))
-    hosts.require_same({"model": config, "training": settings, "data": stream.fingerprint})
-    return {"data": stream.fingerprint, "model": fingerprint([config]), "seed": job.training.seed}
 
 
 def _validator(job: TrainingJob, store: TokenStore, texts: TextSource) -> Validator | None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from unittest import mock
 
 import pytest
@@ -15,6 +16,7 @@ from taser_jax.data.batches.every_task import TaskBatchingConfig
 from taser_jax.devices.mesh import MeshConfig
 from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.models.parameters import abstract_params, parameter_count
+from taser_jax.storage.artifacts import write_json
 from taser_jax.storage.errors import ConfigError, FingerprintError, StorageError
 from taser_jax.training.loop import LoopConfig
 from taser_jax.training.objective import ObjectiveConfig
@@ -73,16 +75,29 @@ def test_another_configuration_is_refused_and_nothing_is_overwritten(
     model_dir, _ = trained
     before = contents(model_dir)
     tiny_training.write_token_store(tmp_path / "other", seed=1)
-    with pytest.raises(FingerprintError, match=r"data\.queries\.first: was \w+, now \w+"):
-        start(model_dir, tmp_path / "other", config_text="")
     fewer = tiny_training.training_config(train_steps=30)
-    with pytest.raises(ConfigError, match="newest checkpoint is of step 40"):
-        start(model_dir, tiny_store_dir, config_text="", training=fewer)
-    # Where the run resumes, it is not read, and may have moved.
-    start(model_dir, tiny_store_dir, dry_run=True, initial_checkpoint="m/checkpoint_1")
-    with pytest.raises(FingerprintError, match="initial_checkpoint: was False, now True"):
-        start(model_dir, tiny_store_dir, config_text="", initial_checkpoint="m/checkpoint_1")
+    for dry_run in (True, False):
+        options = {"config_text": "", "dry_run": dry_run}
+        with pytest.raises(FingerprintError, match=r"data\.queries\.first: was \w+, now \w+"):
+            start(model_dir, tmp_path / "other", **options)
+        with pytest.raises(ConfigError, match="newest checkpoint is of step 40"):
+            start(model_dir, tiny_store_dir, training=fewer, **options)
+        with pytest.raises(FingerprintError, match="initial_checkpoint: was False, now True"):
+            start(model_dir, tiny_store_dir, initial_checkpoint="m/checkpoint_1", **options)
     assert contents(model_dir) == before
+
+
+def test_a_dry_run_says_what_a_run_that_resumes_changes(trained, tiny_store_dir, tmp_path, caplog):
+    longer = tiny_training.training_config(train_steps=50, evaluation_period=20)
+    shutil.copytree(trained[0], tmp_path / "model")
+    facts = json.loads((trained[0] / "run.json").read_text())
+    facts["settings"]["initial_checkpoint"] = True
+    write_json(tmp_path / "model" / "run.json", facts)
+    # Where the run resumes, it is not read, and may have moved.
+    options = {"initial_checkpoint": "moved/checkpoint_1", "dry_run": True}
+    with caplog.at_level("INFO", logger="taser"):
+        start(tmp_path / "model", tiny_store_dir, training=longer, **options)
+    assert "after step 40:\n    training.loop.train_steps: was 40, now 50" in caplog.text
 
 
 def _without_loss():
@@ -165,8 +180,9 @@ def test_every_tasks_batch_stays_as_large_on_another_mesh(tmp_path, tiny_store_d
 def test_an_imported_model_is_not_replaced(tmp_path, tiny_store_dir):
     tiny_training.write_untrained(tmp_path / "model", tiny_training.model_config(), tiny_store_dir)
     before = contents(tmp_path / "model")
-    with pytest.raises(ConfigError, match=r"new MODEL_DIR, with .*=\S+/model/checkpoint_0"):
-        start(tmp_path / "model", tiny_store_dir)
+    for dry_run in (True, False):
+        with pytest.raises(ConfigError, match=r"new MODEL_DIR, with .*=\S+/model/checkpoint_0"):
+            start(tmp_path / "model", tiny_store_dir, dry_run=dry_run)
     assert contents(tmp_path / "model") == before
 
 
