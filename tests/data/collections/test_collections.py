@@ -142,7 +142,7 @@ def test_missing_and_other_collections_are_reported(tmp_path):
     [
         ([], "there are no passages"),
         ([Passage("a", "x"), Passage("", "y")], r"row 1, field 'id': the id is empty"),
-        ([Passage("a\nb", "x")], r"row 0, field 'id'"),
+        ([Passage("1 ", "x")], r"row 0, field 'id': the id '1 ' has a space"),
         ([*_many(3), Passage("id1", "y")], r"the id 'id1' is used twice, in rows 1 and 3"),
     ],
 )
@@ -188,6 +188,7 @@ def test_query_fingerprints_follow_every_field(tmp_path):
     [
         ([], "there are no queries"),
         ([QUERIES[0], QUERIES[0]], "query 'q1': the query id is used twice"),
+        ([Query(" 1", "t", "nq")], "the id ' 1' has a space"),
         ([Query("q", "t", "nq", positives=(4,))], "query 'q': row 4"),
         ([Query("q", "t", "nq", hard_negatives=(-1,))], "query 'q': row -1"),
     ],

@@ -95,46 +95,30 @@ def test_formats_by_names_and_first_lines(tmp_path, files):
     }
 
 
-@pytest.mark.parametrize(
-    ("files", "message"),
-    [
-        ({}, "no such folder"),
-        ({"picture.png": "x"}, r"found no file of text \(\.json, "),
-        (
-            {"nli.csv": "premise,hypothesis\n", "a.json": "{}"},
-            "found a.json: no col.*; nli.csv: no",
-        ),
-        (
-            {"a.tsv": PASSAGES, "b.tsv": PASSAGES, "nq-train.json": [DPR]},
-            r"a\.tsv: passages; b\.tsv: passages; nq-train\.json",
-        ),
-        (
-            {"corpus.jsonl": [{"_id": "1"}], "qrels/test.tsv": QRELS},
-            r"no queries\.jsonl with judgements",
-        ),
-        # Which of two is meant, nobody can know.
-        (
-            {name: [{"_id": "a", "text": name}] for name in ("corpus.jsonl", "corpus.jsonl.gz")},
-            r"folder: corpus\.jsonl and corpus\.jsonl\.gz may",
-        ),
-        (
-            {"p.tsv": PASSAGES, "nq-dev.json": [DPR], "nq-validation.json": [DPR]},
-            "are both validation",
-        ),
-        (
-            {
-                "corpus.jsonl": [{"_id": "1"}],
-                "queries.jsonl": [{"_id": "1"}],
-                "qrels/eval.tsv": QRELS,
-                "qrels/test.tsv": QRELS,
-            },
-            r"qrels/eval\.tsv and .*qrels/test\.tsv are both test",
-        ),
-        ({"faq.csv": "question,answer,split\nq,a,test\n"}, r"faq\.csv: its column 'split' is not"),
-    ],
-)
-def test_what_is_not_recognised_is_listed(tmp_path, files, message):
-    if files:
+BARE_BEIR = {"corpus.jsonl": [{"_id": "1"}], "qrels/test.tsv": QRELS}
+ASKED_TWICE = {"queries.jsonl": [{"_id": "1"}], "qrels/eval.tsv": QRELS}
+# What is said -> files of which it is said.
+UNRECOGNISED = {
+    "no such folder": {},
+    r"found no file of text \(\.json, ": {"picture.png": "x"},
+    "found a.json: no col.*; nli.csv: no": {"nli.csv": "premise,hypothesis\n", "a.json": "{}"},
+    r"a\.tsv: passages; b\.tsv: passages; nq-dev\.json": {"a.tsv": PASSAGES, "b.tsv": PASSAGES}
+    | {"nq-dev.json": [DPR]},
+    r"no queries\.jsonl with judgements": BARE_BEIR,
+    # Which of two is meant, nobody can know.
+    r"folder: corpus\.jsonl and corpus\.jsonl\.gz may": {
+        name: [{"_id": "a", "text": name}] for name in ("corpus.jsonl", "corpus.jsonl.gz")
+    },
+    "are both validation": {name: [DPR] for name in ("nq-dev.json", "nq-validation.json")}
+    | {"p.tsv": PASSAGES},
+    r"qrels/eval\.tsv and .*qrels/test\.tsv are both test": BARE_BEIR | ASKED_TWICE,
+    r"faq\.csv: its column 'split' is not": {"faq.csv": "question,answer,split\nq,a,test\n"},
+}
+
+
+@pytest.mark.parametrize("message", UNRECOGNISED)
+def test_what_is_not_recognised_is_listed(tmp_path, message):
+    if files := UNRECOGNISED[message]:
         write_all(tmp_path / "folder", files)
     with pytest.raises(ConfigError, match=message):
         detect(tmp_path / "folder")

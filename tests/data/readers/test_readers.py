@@ -219,36 +219,27 @@ FIRE = """<?xml version="1.0"?>
 """
 
 
-@pytest.mark.parametrize(
-    ("content", "questions"),
-    [
-        (COVID, [("1", "coronavirus origin"), ("2", "how does it respond to cold & heat")]),
-        (TOUCHE.replace("<topics", "<topics xmlns='http://t.org'"), [("3", "Tea?")]),
-        (re.sub("<(/?)", r"<\1t:", TOUCHE).replace(">", " xmlns:t='u'>", 1), [("3", "Tea?")]),
-        (CLINICAL, [("1", "Patient is a 45-year-old man with a tumour.")]),
-        (DECISIONS, [("7", "A 78 year old male.")]),
-        (DECISIONS.replace("description", "narrative"), [("7", "A man.")]),
-        (PRECISION, [("1", "Liposarcoma CDK4 Amplification 38-year-old male")]),
-        (TOUCHE, [("3", "Tea?")]),
-        (FIRE, [("26", "Singur")]),
-        ("<top>\n<num> Number: 4\n<title>\n<desc> Description:\nmore\n</top>\n", [("4", "more")]),
-    ],
-    ids=[
-        "covid",
-        "namespace",
-        "prefix",
-        "free text",
-        "decisions",
-        "summary",
-        "diseases",
-        "number",
-        "fire",
-        "sgml",
-    ],
-)
-def test_topics_of_trec_are_their_title_or_query_or_else_the_next_part(
-    tmp_path, content, questions
-):
+# What they are -> a file of them, and its questions.
+TOPICS = {
+    "covid": (COVID, [("1", "coronavirus origin"), ("2", "how does it respond to cold & heat")]),
+    "namespace": (TOUCHE.replace("<topics", "<topics xmlns='http://t.org'"), [("3", "Tea?")]),
+    "prefix": (re.sub("<(/?)", r"<\1t:", TOUCHE).replace(">", " xmlns:t='u'>", 1), [("3", "Tea?")]),
+    "free text": (CLINICAL, [("1", "Patient is a 45-year-old man with a tumour.")]),
+    "decisions": (DECISIONS, [("7", "A 78 year old male.")]),
+    "summary": (DECISIONS.replace("description", "narrative"), [("7", "A man.")]),
+    "diseases": (PRECISION, [("1", "Liposarcoma CDK4 Amplification 38-year-old male")]),
+    "number": (TOUCHE, [("3", "Tea?")]),
+    "fire": (FIRE, [("26", "Singur")]),
+    "sgml": (
+        "<top>\n<num> Number: 4\n<title>\n<desc> Description:\nmore\n</top>\n",
+        [("4", "more")],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TOPICS)
+def test_topics_of_trec_are_their_title_or_query_or_else_the_next_part(tmp_path, name):
+    content, questions = TOPICS[name]
     path = write(tmp_path / "topics.xml.gz", content)
     assert [(question.id, question.text) for question in read_questions(path)] == questions
 
@@ -384,11 +375,7 @@ BAD_PASSAGES = [
     ("d.trec", "<DOC>\nb\n<DOC>\n</DOC>\n", ":1: a <doc> that does not end"),
     ("desc.xml", MESH[:-40], ":14: not complete XML"),
     ("desc.xml", "no xml", ":1: not complete XML"),
-    (
-        "desc.xml",
-        MESH.replace("ScopeNote", "Note"),
-        r": there is no passage in it(.|\n)*a ScopeNote",
-    ),
+    ("desc.xml", MESH.replace("ScopeNote", "Note"), r": there is no passage(.|\n)*a ScopeNote"),
 ]
 BAD_QRELS = [
     ("q1 0 d1 1\nq1 d2 1\n", ":2: 3 columns"),
