@@ -14,7 +14,6 @@ from taser_jax.interop.tensors import read_tensors
 from taser_jax.models.batch import Augmented, Tokens
 from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.models.fusion import T5FusionConfig, encode_with_attention
-from taser_jax.models.t5_layers import relative_position_bucket
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -86,16 +85,3 @@ def test_fused_queries_are_a_decoder_over_joined_encoder_outputs(tmp_path):
     probabilities = torch.stack(output.cross_attentions)[:, :, :, 0].sum((0, 2)).numpy()
     expected = np.stack([part.sum(1) for part in np.split(probabilities, [6, 15], axis=1)], axis=1)
     np.testing.assert_allclose(attention, expected, atol=1e-4)
-
-
-@pytest.mark.parametrize(("num_buckets", "max_distance"), [(32, 128), (8, 12), (4, 128)])
-def test_every_distance_has_hugging_faces_bucket(num_buckets, max_distance):
-    import torch
-    from transformers.models.t5.modeling_t5 import T5Attention
-
-    distance = np.arange(-1100, 1101)
-    expected = T5Attention._relative_position_bucket(
-        torch.tensor(distance), num_buckets=num_buckets, max_distance=max_distance
-    )
-    buckets = relative_position_bucket(distance, num_buckets=num_buckets, max_distance=max_distance)
-    np.testing.assert_array_equal(buckets, expected.numpy())

@@ -6,29 +6,15 @@ import numpy as np
 import pytest
 
 from taser_jax.interop.pretrained import Pretrained, pretrained_t5, read_pretrained
-from taser_jax.interop.t5x import is_t5x_checkpoint, read_t5x
 from taser_jax.models.batch import Normalization, Role, Tokens
 from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.models.parameters import abstract_params
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig, T5Embedding
 
 
-@pytest.fixture(scope="module")
-def directory(shared_data):
-    return shared_data / "t5x_checkpoint" / "test_de_t5_tiny.checkpoint_1000"
-
-
-def test_arrays(directory):
-    assert is_t5x_checkpoint(directory)
-    arrays = read_t5x(directory)
-    assert arrays.keys() == {"encoder", "projection_layer", "token_embedder"}
-    assert arrays["token_embedder"]["embedding"].shape == (32128, 4)
-    scale = arrays["encoder"]["encoder_norm"]["scale"]
-    np.testing.assert_allclose(scale, [1.110984, 0.9813192, 0.8854417, 0.9886455], atol=1e-6)
-
-
-def test_golden_embeddings(directory):
+def test_golden_embeddings(shared_data):
     """What T5X's own dual encoder gives for this checkpoint (flaxformer, float32)."""
+    directory = shared_data / "t5x_checkpoint" / "test_de_t5_tiny.checkpoint_1000"
     t5 = pretrained_t5(directory)
     assert (t5.num_heads, t5.head_dim, t5.mlp_activations) == (2, 2, ("relu",))
     config = T5DualEncoderConfig(
