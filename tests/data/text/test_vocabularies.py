@@ -12,23 +12,8 @@ from taser_jax.data.text.wordpiece import WordPieceVocabulary, train_vocabulary
 from taser_jax.interop.saved_model import TextGraph
 from taser_jax.storage.errors import ConfigError, DataError, FingerprintError
 
-PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-PIECES += ["un", "##do", "##able", "the", "cafe", ".", "[", "]", "cl", "##s", "世", "界", "σ", "ß"]
-PIECES += ["##σ", "o", "1", "½", "i", "##2", "...", "…", "a", "##b", "é", "Caf"]
+PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cafe", "?"]
 SMALL = WordPieceVocabulary(PIECES)
-
-
-def test_ids_by_hand():
-    by_hand = {
-        "Undo the CAFÉ.": [5, 6, 8, 9, 10],
-        "[CLS]": [11, 13, 14, 12],
-        "世界": [15, 16],
-        "unknown": [1],
-        "": [],
-        "Σσ ς": [17, 19, 1],
-        "undoable\u00a0the": [5, 6, 7, 8],
-    }
-    assert SMALL.encode(list(by_hand)) == list(by_hand.values())
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece"])
