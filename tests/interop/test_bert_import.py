@@ -33,33 +33,28 @@ def test_a_nomic_bert_with_local_attention_cannot_leave():
         config_to_json(dataclasses.replace(TINY, family=Family.NOMIC_BERT))
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            {"model_type": "deberta", "architectures": ["DebertaModel"]},
-            "'deberta'.*bert, distilbert, roberta, mpnet, modernbert, nomic_bert, xlm-roberta",
-        ),
-        ({"model_type": None, "architectures": ["ElectraModel"]}, "ElectraModel.*bert, "),
-        ({"model_type": "nomic_bert", "prenorm": True}, "prenorm is True; only False"),
-        (
-            {"model_type": "nomic_bert", "rope_parameters": {"rope_theta": 1, "rope_type": "yarn"}},
-            "rope_type is 'yarn'",
-        ),
-        (
-            {"model_type": "modernbert", "layer_types": ["sliding_attention", "full_attention"]},
-            "layer_types is not one global block",
-        ),
-        ({"model_type": "roberta", "pad_token_id": 0}, "pad_token_id is 0; only 1"),
-        ({"hidden_act": "quick_gelu"}, "'quick_gelu'.*gelu, .*gelu_new.*relu"),
-        ({"layer_norm_eps": 0}, "field 'layer_norm_eps.*above 0"),
-        ({"num_hidden_layers": 10**5}, "num_hidden_layers.*, 1000 or less"),
-        # A field that is null counts as absent.
-        ({"vocab_size": None}, "required field"),
-    ],
-)
-def test_configurations_that_cannot_be_used(tmp_path, changes, message):
-    write_config(tmp_path, **changes)
+DEBERTA = {"model_type": "deberta", "architectures": ["DebertaModel"]}
+YARN = {"rope_theta": 1, "rope_type": "yarn"}
+OTHERWISE = ["sliding_attention", "full_attention"]
+# What is said -> what a checkpoint has otherwise.
+UNUSABLE = {
+    "'deberta'.*bert, distilbert, roberta, mpnet, modernbert, nomic_bert, xlm-roberta": DEBERTA,
+    "ElectraModel.*bert, ": {"model_type": None, "architectures": ["ElectraModel"]},
+    "prenorm is True; only False": {"model_type": "nomic_bert", "prenorm": True},
+    "rope_type is 'yarn'": {"model_type": "nomic_bert", "rope_parameters": YARN},
+    "layer_types is not one global block": {"model_type": "modernbert", "layer_types": OTHERWISE},
+    "pad_token_id is 0; only 1": {"model_type": "roberta", "pad_token_id": 0},
+    "'quick_gelu'.*gelu, .*gelu_new.*relu": {"hidden_act": "quick_gelu"},
+    "field 'layer_norm_eps.*above 0": {"layer_norm_eps": 0},
+    "num_hidden_layers.*, 1000 or less": {"num_hidden_layers": 10**5},
+    # A field that is null counts as absent.
+    "required field": {"vocab_size": None},
+}
+
+
+@pytest.mark.parametrize("message", UNUSABLE)
+def test_configurations_that_cannot_be_used(tmp_path, message):
+    write_config(tmp_path, **UNUSABLE[message])
     with pytest.raises((ConfigError, DataError), match=f"(?s){message}"):
         bert_config(tmp_path)
 

@@ -41,16 +41,6 @@ def test_ids_are_the_vocabularys(vocabulary, tmp_path):
         assert tokenizer.encode(text).ids == [4, *ids, 3]
 
 
-def test_settings(vocabulary, tmp_path):
-    output = written(tmp_path)
-    settings = json.loads((output / "tokenizer_config.json").read_text(encoding="utf-8"))
-    assert settings["do_lower_case"] is vocabulary.lower_case
-    assert settings["model_max_length"] == 20
-    assert settings["model_input_names"] == ["input_ids", "attention_mask"]
-    assert settings["cls_token"] == "[CLS]"
-    assert set(PIECES[:5]) <= set(map(str, settings.values()))
-
-
 def pieces_of_bert(directory):
     learned = [*T5_TEXTS, *json.__doc__.splitlines(), *subprocess.__doc__.splitlines()]
     save_bert_pieces(directory, learned, 100)

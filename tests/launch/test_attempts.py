@@ -111,24 +111,6 @@ def test_capacity_is_waited_for(stubs, error):
 
 
 @pytest.mark.parametrize(
-    "error",
-    [
-        DENIED,
-        f'{CREATE}INVALID_ARGUMENT: Accelerator type "v4-33" was not found [EID: 0x503]',
-        f"{CREATE}Invalid choice: 'v4-429'",
-    ],
-)
-@EITHER
-def test_what_gcloud_refuses_is_not_asked_again(stubs, launcher, error):
-    stubs.answer((" create", error, 1), states=["ABSENT"])
-    completed = stubs.run(*launcher, *SKIP, *TRAIN, status=2)
-    assert error in completed.stderr
-    assert "fix it and start again" in completed.stderr
-    assert len([call for call in stubs.calls if "create" in call]) == 1
-    assert stubs.sleeps == 0
-
-
-@pytest.mark.parametrize(
     ("launcher", "failing", "code"),
     [
         *((ONE, "scp", 1), (ONE, "_install.sh", 1), (ONE, "_fetch.py", 2)),

@@ -90,28 +90,34 @@ def test_a_reservation_and_iap_are_of_the_alpha_commands(stubs):
     assert "--tunnel-through-iap" in run
 
 
-@pytest.mark.parametrize(
-    "said",
-    [
-        "RESOURCE_EXHAUSTED: Quota limit 'TPUV4PerProjectPerZoneForTPUAPI' has been exceeded. "
-        "Limit: 0 in zone us-central2-b.",
-        '{\n  "code": 8,\n  "message": "Quota \'TPUV4PerProjectPerZoneForTPUAPI\' exhausted. '
-        'Limit 4 in zone z"\n}',
-        "HTTPError 429: Quota limit 'TPUV4PerProjectPerZoneForTPUAPI' has been exceeded. Limit: 0",
-        "Quota 'IN_USE_ADDRESSES' exceeded.  Limit: 8.0 in region us-central2.",
-        'Insufficient regional quota to satisfy request: resource "IN_USE_ADDRESSES"',
-        "RESOURCE_EXHAUSTED: Insufficient quota to satisfy the request",
-        "code: QUOTA_EXCEEDED",
-        "HTTPError 403: Quota exceeded for resource 'TPUS'",
-    ],
-)
+QUOTAS = [
+    "RESOURCE_EXHAUSTED: Quota limit 'TPUV4PerProjectPerZoneForTPUAPI' has been exceeded. "
+    "Limit: 0 in zone us-central2-b.",
+    '{\n  "code": 8,\n  "message": "Quota \'TPUV4PerProjectPerZoneForTPUAPI\' exhausted. '
+    'Limit 4 in zone z"\n}',
+    "HTTPError 429: Quota limit 'TPUV4PerProjectPerZoneForTPUAPI' has been exceeded. Limit: 0",
+    "Quota 'IN_USE_ADDRESSES' exceeded.  Limit: 8.0 in region us-central2.",
+    'Insufficient regional quota to satisfy request: resource "IN_USE_ADDRESSES"',
+    "RESOURCE_EXHAUSTED: Insufficient quota to satisfy the request",
+    "code: QUOTA_EXCEEDED",
+    "HTTPError 403: Quota exceeded for resource 'TPUS'",
+]
+REFUSED = [
+    "PERMISSION_DENIED: The caller does not have permission.",
+    'INVALID_ARGUMENT: Accelerator type "v4-33" was not found [EID: 0x503]',
+    "Invalid choice: 'v4-429'",
+]
+
+
+@pytest.mark.parametrize("said", [*QUOTAS, *REFUSED])
 @EITHER
-def test_a_quota_of_any_kind_is_named_and_not_asked_for_again(stubs, launcher, said):
+def test_what_gcloud_refuses_is_named_and_not_asked_for_again(stubs, launcher, said):
     stubs.answer((" create", CREATE + said, 1), states=["ABSENT"])
     completed = stubs.run(*launcher, "--skip_install", *TRAIN, status=2)
-    assert "the project's quota is too small: " in completed.stderr
     assert said in completed.stderr
-    assert "--internal_ip needs no address" in completed.stderr
+    quota = ["the project's quota is too small: ", "--internal_ip needs no address"]
+    for words in quota if said in QUOTAS else ["fix it and start again"]:
+        assert words in completed.stderr
     assert len([call for call in stubs.calls if "create" in call]) == 1
     assert stubs.sleeps == 0
     assert last_line(completed) == "TPU pod does not exist; nothing is billed"

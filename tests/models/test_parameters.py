@@ -163,6 +163,7 @@ def test_files_of_berts_have_constants_that_fingerprints_include(read):
             "field 'experts.routing'.*'deterministic', 'sequence', 'token'",
         ),
         ('{"format_version": 1, "kind": "gpt"}', r"(?s)kind is 'gpt'.*one of bert, t5"),
+        ('{"format_version": 1, "kind": ["a"]}', r"model\.json"),
         ('{"format_version": 1, "kind": "t5", "bert": {}}', "unknown fields: bert"),
     ],
 )
@@ -171,7 +172,7 @@ def test_files_that_cannot_be_used(text, message, read):
         read(text)
 
 
-TWO_EXPERTS = ExpertConfig(num_experts=2)
+TWO_BLOCKS, TWO_EXPERTS = BertConfig(num_layers=2), ExpertConfig(num_experts=2)
 SEPARATE = functools.partial(DualEncoderConfig, towers=Towers.SEPARATE)
 
 
@@ -185,20 +186,19 @@ SEPARATE = functools.partial(DualEncoderConfig, towers=Towers.SEPARATE)
         (tiny_t5, {"mlp_activations": ("silu", "linear")}, "(?s)mlp_activations.*'gelu', 'linear'"),
         (ExpertConfig, {"num_experts": 3}, "even number"),
         (DualEncoderConfig, {"query_tasks": ("nq",)}, "query_tasks with tied towers"),
-        (
-            *(DualEncoderConfig, {"bert": BertConfig(num_layers=2), "experts": TWO_EXPERTS}),
-            r"set blocks \(1 to 2\)",
-        ),
+        (functools.partial(DualEncoderConfig, TWO_BLOCKS), {"experts": TWO_EXPERTS}, r"\(1 to 2\)"),
         (SEPARATE, {"experts": TWO_EXPERTS}, "in separate towers, experts"),
         (SEPARATE, {"query_tasks": ("nq", "nq")}, "distinct task names"),
         (SEPARATE, {"query_tasks": ("nq/dev",)}, "without a slash"),
         (
-            *(T5DualEncoderConfig, {"t5": tiny_t5(num_decoder_layers=0)}),
-            "(?s)num_decoder_layers is 0.*ENCODER_MEAN",
+            T5DualEncoderConfig,
+            {"t5": tiny_t5(num_decoder_layers=0)},
+            "(?s)layers is 0.*ENCODER_MEAN",
         ),
         (
-            *(T5FusionConfig, {"embedding": T5Embedding.ENCODER_MEAN}),
-            "the decoder attends to the documents",
+            T5FusionConfig,
+            {"embedding": T5Embedding.ENCODER_MEAN},
+            "decoder attends to the documents",
         ),
     ],
 )

@@ -14,11 +14,10 @@ from taser_jax.assembly.model_directory import read_facts
 from taser_jax.assembly.run_record import text_settings
 from taser_jax.data.batches.stream import BatchingConfig
 from taser_jax.data.token_store.store import TokenStore
-from taser_jax.models.parameters import read_config
 from taser_jax.retrieval.embeddings import Embeddings
 from taser_jax.retrieval.index import open_index
 from taser_jax.storage.artifacts import write_json
-from taser_jax.storage.errors import DataError, TaserError
+from taser_jax.storage.errors import DataError
 from taser_jax.storage.typed_files import read_json
 
 DEEP, LONG = "[" * 1_000_000, '{"a": ' + "9" * 5000 + "}"
@@ -97,10 +96,3 @@ def test_a_mixtures_file(tmp_path):
     (tmp_path / MIXTURE_FILE).write_text('{"weights": {"a": "1"}}')
     with pytest.raises(DataError, match=r"field 'weights\[...\]'"):
         with_mixture_rates(BatchingConfig(batch_size=1), store, {})
-
-
-@pytest.mark.parametrize("text", ['{"format_version": 1, "kind": ["a"]}', "[]"])
-def test_a_models_file(tmp_path, text):
-    (tmp_path / "model.json").write_text(text)
-    with pytest.raises(TaserError, match=r"model\.json"):
-        read_config(tmp_path / "model.json")
