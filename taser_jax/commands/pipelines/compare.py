@@ -140,6 +140,7 @@ def compare(
         if queries is not None:
             run.make_queries(queries)
         compare_parts.check_splits(run.splits, is_pretrained=pretrained is not None)
+        compare_parts.check_judged(run.splits, setting.evaluation, **run.data)
         sides = run.tokenize(run.lengths)
         run.decide_model(is_hurried=minutes is not None)
         is_trained = any("train" in there for there in run.splits.values())

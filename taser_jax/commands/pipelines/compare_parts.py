@@ -7,7 +7,7 @@ import pathlib
 import re
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import jax
@@ -16,11 +16,12 @@ import numpy as np
 from taser_jax.assembly.data import TrainingData
 from taser_jax.assembly.model_directory import load_model
 from taser_jax.assembly.plans import TrainingConfig
+from taser_jax.commands.evaluate import EvaluationConfig, Judge
 from taser_jax.commands.pipelines import compare_plan
 from taser_jax.commands.pipelines.retrieval_stages import System
 from taser_jax.commands.prepare import prepare_files
 from taser_jax.commands.train import train
-from taser_jax.data.collections.store import PassageStore, list_tasks
+from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
 from taser_jax.data.prepare.splits import PrepareOptions
 from taser_jax.data.text.preprocessors import passage_ids
 from taser_jax.data.text.vocabularies import load_vocabulary
@@ -85,6 +86,18 @@ def check_splits(splits: Mapping[str, Sequence[str]], *, is_pretrained: bool) ->
         problem = "no task has a validation split to choose checkpoints with"
         fix = "set VALIDATION_SHARE=0.1, which makes one of training queries, in a new OUTPUT_DIR"
         raise ConfigError(problem, where="VALIDATION_SHARE", fix=fix)
+
+
+def check_judged(tasks: Iterable[str], evaluation: EvaluationConfig, **data: str) -> None:
+    """Refuses tasks whose test queries have answers alone where positives judge."""
+    for task in tasks:
+        queries = QuerySet.open(**data, task=task, split="test")
+        by_qrels = evaluation.judge_of(task) is Judge.QRELS
+        if by_qrels and not any(query.positives for query in queries):
+            judge = "--gin.EvaluationConfig.judge=answers --gin.Setting.hybrid_measure=MRR@10 "
+            measures = "\"--gin.EvaluationConfig.measures=['R@20','MRR@10']\""
+            fix = f"add judgements, or let answers judge: {judge}{measures}"
+            raise ConfigError("no test query has a positive", where=f"task {task!r}", fix=fix)
 
 
 def multiplies_bfloat16() -> bool:

@@ -217,6 +217,11 @@ def test_bad_arguments(tmp_path, capsys):
     for budget in ("--memory=0", "--minutes=-1"):
         assert "expected: a number above 0" in told(folder, budget)
     assert "no task has a validation split" in told(folder, "--gin.VALIDATION_SHARE=0.0")
+    files = {"passages.tsv": "1\tA river.\triver\n", "faq.test.qa.csv": "what?\t['river']\n"}
+    answered, bert = write_all(tmp_path / "faq", files), _minilm_like(tmp_path / "bert")
+    message = told(str(answered), f"--pretrained={bert}")
+    assert "task 'faq': no test query has a positive" in message
+    assert "EvaluationConfig.judge=answers" in message
     (tmp_path / "hills" / "qrels" / "train.tsv").unlink()
     assert "hills: no train split, and nothing is pretrained" in told(folder)
     (tmp_path / "moors" / "qrels" / "test.tsv").unlink()
@@ -248,7 +253,7 @@ def test_every_argument_of_every_stage_counts(
     output, folder = tmp_path / "out", _beir(tmp_path / "hills", 1)
     flags = [f"--pretrained={_minilm_like(tmp_path / 'bert')}"] if pretrained else []
     tokens = TokenStore.open(small_world.token_store)
-    queries = [Query(id=f"{n}", text=f"{n}", task="hills") for n in range(40)]
+    queries = [Query(id=f"{n}", text=f"{n}", task="hills", positives=(n,)) for n in range(40)]
     settings = tmp_path / "own.gin"
     lines = ["ObjectiveConfig.temperature = 0.1", "OptimizerConfig.weight_decay = 0.5"]
     lines += ["OptimizerConfig.learning_rate = 3e-4", "OptimizerConfig.warmup_steps = 7"]
