@@ -66,10 +66,18 @@ def fetch(source: str | os.PathLike[str]) -> pathlib.Path:
             MiniLM-L6 that comes as a Python package.
 
     Raises:
-        DataError: neither a directory nor a hub id, or the hub cannot be reached or lacks the id.
+        DataError: neither a directory nor a hub id, a model directory of ours, or the hub cannot be
+            reached or lacks the id.
     """
     path = pathlib.Path(source).expanduser()
     if path.is_dir():
+        ours = path.parent if re.fullmatch(r"checkpoint_\d+", path.name) else path
+        if (ours / "model.json").is_file() and not (path / "config.json").is_file():
+            fix = (
+                "name a checkpoint_N of it as INITIAL_CHECKPOINT_PATH in place of PRETRAINED; "
+                "Retriever.load opens it"
+            )
+            raise DataError("a model directory of taser_jax's own", where=str(source), fix=fix)
         return path
     if source in _PACKAGED:
         return _packaged(*_PACKAGED[str(source)])

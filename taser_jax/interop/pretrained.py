@@ -108,15 +108,16 @@ def pretrained_t5(source: Source, *, numerics: T5Config = T5Config()) -> T5Confi
         ConfigError: another architecture.
     """
     directory = fetch(source)
-    sizes = _t5_sizes(directory, _t5x_tree(directory))
+    sizes = _t5_sizes(directory, _t5x_tree(directory, of_t5=True))
     names = (*_NUMERICS, "initialization")
     return dataclasses.replace(sizes, **{name: getattr(numerics, name) for name in names})
 
 
-def _t5x_tree(directory: pathlib.Path) -> Params | None:
-    """Parameters of a T5X checkpoint; None for other directories."""
-    is_t5x = is_t5x_checkpoint(directory) and not (directory / CONFIG_FILE).is_file()
-    return read_t5x(directory) if is_t5x else None
+def _t5x_tree(directory: pathlib.Path, *, of_t5: bool) -> Params | None:
+    """Parameters of a T5X checkpoint, which only a T5's source must be; None of Hugging Face's."""
+    if (directory / CONFIG_FILE).is_file():
+        return None
+    return read_t5x(directory) if of_t5 or is_t5x_checkpoint(directory) else None
 
 
 def _t5_sizes(directory: pathlib.Path, tree: Params | None) -> T5Config:
@@ -179,7 +180,7 @@ def read_pretrained(
     with phase(f"read {pretrained.source}"):
         encoders: list[Params] = []
         for directory in directories:
-            tree = _t5x_tree(directory)
+            tree = _t5x_tree(directory, of_t5=isinstance(config, T5DualEncoderConfig))
             if tree is not None and set(tree) == set(config.tower_names):
                 # Of a dual encoder that T5X trained (`t5x_model`).
                 fix = "set the model that T5X trained"

@@ -52,7 +52,10 @@ def read_t5x(directory: str | pathlib.Path) -> Params:
         problem = f'neither a file "{_INDEX_FILE}" (legacy) nor "{_ORBAX_FILE}"'
         if any(pathlib.Path(directory).glob("*.index")):
             problem = "a TensorFlow checkpoint (Mesh TensorFlow T5)"
-        fix = "give checkpoint_<step> or its parent, copied as a whole, or a Hugging Face directory"
+        fix = (
+            "give checkpoint_<step> or its parent, copied as a whole, or a Hugging Face directory "
+            "with its config.json"
+        )
         raise DataError(f"no T5X checkpoint: {problem}", where=str(directory), fix=fix)
     try:
         return _read_orbax(root) if (root / _ORBAX_FILE).is_file() else _read_msgpack(root)

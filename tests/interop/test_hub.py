@@ -53,6 +53,14 @@ def test_a_directory_is_taken_as_it_is(tmp_path, monkeypatch):
     assert fetch(f"~/{tmp_path.name}") == tmp_path
 
 
+@pytest.mark.parametrize("given", ["model", "model/checkpoint_3"])
+def test_a_model_directory_of_ours_is_told_where_it_belongs(given, tmp_path):
+    (tmp_path / "model" / "checkpoint_3" / "state").mkdir(parents=True)
+    (tmp_path / "model" / "model.json").touch()
+    with pytest.raises(DataError, match=r"(?s)taser_jax's own.*INITIAL_CHECKPOINT_PATH"):
+        fetch(tmp_path / given)
+
+
 @pytest.mark.parametrize("source", ["./nowhere", "/no/where/at/all", "a/b/c", "~/x/y"])
 def test_a_path_that_is_not_there_is_no_hub_id(source):
     with pytest.raises(DataError, match="no such directory"):

@@ -126,6 +126,17 @@ def test_t5x_checkpoint_into_an_encoder_with_its_projection(tmp_path):
             loaded(directory, wrong)
 
 
+@pytest.mark.parametrize("kept", ["t5_base/checkpoint_3/checkpoint", "model.ckpt-7.index"])
+def test_a_folder_above_or_of_another_format_is_told_what_t5x_has(kept, tmp_path):
+    (tmp_path / kept).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / kept).touch()
+    told = "(?s)no T5X checkpoint: .*give checkpoint_<step> or its parent.*config.json"
+    with pytest.raises(DataError, match=told):
+        pretrained_t5(tmp_path)
+    with pytest.raises(DataError, match=told):
+        loaded(tmp_path, T5DualEncoderConfig(t5=GATED))
+
+
 def test_an_encoder_alone_takes_what_it_needs(tmp_path):
     params = random_t5(PLAIN)
     directory = write_hugging_face(tmp_path / "hf", params, PLAIN)
