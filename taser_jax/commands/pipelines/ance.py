@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Sequence
 
 import numpy as np
+from etils import epath
 
 from taser_jax.assembly.model_directory import selected_checkpoint
 from taser_jax.assembly.plans import TrainingConfig
@@ -20,6 +21,7 @@ from taser_jax.evaluation.reports import ResultsTable
 from taser_jax.models.dual_encoder import ModelConfig
 from taser_jax.retrieval.mining import MiningConfig
 from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.publishing import scratch_for
 from taser_jax.storage.typed_files import Checked, Positive, flatten
 
 WARM_UP = "warm-up"
@@ -231,5 +233,7 @@ def _finished(directory: pathlib.Path, episodes: int, mining: MiningConfig) -> p
 
 @hosts.first_host_only
 def _forget_embeddings(root: pathlib.Path) -> None:
-    for name in ("embeddings", "exact", "index"):
-        shutil.rmtree(root / name, ignore_errors=True)
+    for place in (epath.Path(root / name) for name in ("embeddings", "exact", "index")):
+        if place.exists():
+            # In one step: what a kill left of an artefact would be another one to its stages.
+            shutil.rmtree(place.rename(scratch_for(place)), ignore_errors=True)

@@ -134,6 +134,21 @@ def test_embeddings_that_nothing_needs_go(finished, small_world, tmp_path):
     assert any(np.any(a != b) for a, b in zip(first, second, strict=True))
 
 
+def test_embeddings_go_in_one_step(tmp_path, monkeypatch):
+    """Stages that a kill leaves half of an artefact would refuse to go on with it."""
+
+    def killed(*_, **__):
+        raise KeyboardInterrupt
+
+    (tmp_path / "embeddings" / "queries").mkdir(parents=True)
+    with monkeypatch.context() as patched:
+        patched.setattr(ance.shutil, "rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            ance._forget_embeddings(tmp_path)
+    assert not (tmp_path / "embeddings").exists()
+    ance._forget_embeddings(tmp_path)
+
+
 def test_refused_before_anything_is_done(finished, small_world, tmp_path, capsys):
     branch = gin("pipeline_ance", warm_up_dir=finished)
     other_mining = gin("MiningConfig", count=7) + gin("second/MiningConfig", count=7)
