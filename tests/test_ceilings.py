@@ -33,7 +33,7 @@ SLACK = 0.03
 ROOMS = {
     "assembly": 1_510,
     "cli": 1_233,
-    "commands": 4_400,
+    "commands": 4_403,
     "data": 5_561,
     "devices": 1_046,
     "evaluation": 1_278,
@@ -48,7 +48,7 @@ ROOMS = {
     "training": 1_266,
 }
 OTHERS = {
-    "lines of code": 29_193,
+    "lines of code": 29_196,
     "percent of code that imports or raises": 14.0,
     "files": 188,
     "lines of the longest file": 415,
