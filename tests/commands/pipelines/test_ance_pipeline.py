@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+import types
 
 import jax
 import numpy as np
@@ -142,7 +143,7 @@ def test_embeddings_go_in_one_step(tmp_path, monkeypatch):
 
     (tmp_path / "embeddings" / "queries").mkdir(parents=True)
     with monkeypatch.context() as patched:
-        patched.setattr(ance.shutil, "rmtree", killed)
+        patched.setattr(ance, "shutil", types.SimpleNamespace(rmtree=killed))
         with pytest.raises(KeyboardInterrupt):
             ance._forget_embeddings(tmp_path)
     assert not (tmp_path / "embeddings").exists()
