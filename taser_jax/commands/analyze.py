@@ -28,6 +28,7 @@ from taser_jax.models.batch import Batch
 from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.models.parameters import abstract_params, logical_axes
 from taser_jax.optim.median import MedianOver
+from taser_jax.optim.tsage import BiasCorrection
 from taser_jax.storage.artifacts import write_json, write_text
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger, phase, track
@@ -35,6 +36,9 @@ from taser_jax.storage.typed_files import Checked, Positive, PositiveNumber
 from taser_jax.training.batch_loss import make_loss
 from taser_jax.training.checkpoints import restore_params_from
 from taser_jax.training.objective import ObjectiveConfig
+
+# Among a training's settings.
+_BIAS_CORRECTION = "training.multitask.combiner.tsage.bias_correction"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -271,11 +275,18 @@ def _commitments(
     beta = model.facts.get("tsage_beta")
     if beta is None or len(model.steps) < 2:
         return []
+    settings = model_directory.read_settings(model.directory)
     with phase(f"{model.name}: commitment"):
         averages = (
             (step, _saved_averages(model.checkpoint(step), model.params)) for step in model.steps
         )
-        return commitment.commitments(averages, samples, beta=beta, temperature=temperature)
+        return commitment.commitments(
+            averages,
+            samples,
+            beta=beta,
+            temperature=temperature,
+            corrected=settings.get(_BIAS_CORRECTION) == BiasCorrection.ADAM.value,
+        )
 
 
 def _saved_averages(checkpoint: epath.Path, abstract_params: PyTree) -> commitment.Averages:

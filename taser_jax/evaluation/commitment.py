@@ -70,6 +70,7 @@ def commitments(
     *,
     beta: float,
     temperature: float,
+    corrected: bool = False,
 ) -> list[Commitment]:
     """Commitment from each checkpoint to the next, by T-SAGE's moving averages of I_t.
 
@@ -81,12 +82,14 @@ def commitments(
         samples: step -> sensitivities of single batches, for the noise.
         beta: share of the old average that T-SAGE kept in each step.
         temperature: τ of the softmax over tasks.
+        corrected: whether T-SAGE divided averages by 1 − β^k, after k steps, before the softmax.
     """
     rows: list[Commitment] = []
     earlier: tuple[int, list[Marks]] | None = None
     for step, current in averages:
         by_leaf = zip(*map(jax.tree.leaves, current.values()), strict=True)
-        marks = [_mark(leaf, temperature) for leaf in by_leaf]
+        divisor = 1 - beta**step if corrected else 1.0
+        marks = [_mark(leaf, temperature, divisor) for leaf in by_leaf]
         if earlier is not None:
             earlier_step, earlier_marks = earlier
             pairs = zip(earlier_marks, marks, strict=True)
@@ -96,7 +99,11 @@ def commitments(
             if np.isfinite(samples[step]).all():
                 steps = (earlier_step, step)
                 simulated = noise_commitment(
-                    samples[step], beta=beta, temperature=temperature, steps=steps
+                    samples[step],
+                    beta=beta,
+                    temperature=temperature,
+                    steps=steps,
+                    corrected=corrected,
                 )
                 noise = simulated.rate
             specific, committed = np.sum(leaves, axis=0).tolist()
@@ -109,8 +116,8 @@ _count = jax.jit(specialty.count)
 
 
 @jax.jit
-def _mark(by_task: tuple[Float[Array, "*shape"], ...], temperature: float) -> Marks:
-    values = jnp.stack(by_task)
+def _mark(by_task: tuple[Float[Array, "*shape"], ...], temperature: float, divisor: float) -> Marks:
+    values = jnp.stack(by_task) / divisor
     kind = specialty.specialty_of(values, specialty.task_entropy(values, temperature))
     owner = specialty.most_sensitive_task(values).astype(jnp.int16)
     return Marks(owner, kind == specialty.Specialty.SPECIFIC)
@@ -140,7 +147,12 @@ def noise_specialty(sample: Sample, *, temperature: float) -> specialty.LeafCoun
 
 
 def noise_commitment(
-    sample: Sample, *, beta: float, temperature: float, steps: tuple[int, int]
+    sample: Sample,
+    *,
+    beta: float,
+    temperature: float,
+    steps: tuple[int, int],
+    corrected: bool = False,
 ) -> Commitment:
     """Commitment of the sampled parameters if none preferred a task.
 
@@ -157,13 +169,15 @@ def noise_commitment(
         beta: share of the old average that is kept.
         temperature: τ of the softmax over tasks.
         steps: the earlier and the later checkpoint's.
+        corrected: whether averages are divided by 1 − β^k.
     """
     pool = jnp.asarray(sample, jnp.float32)
     average = jnp.zeros(pool.shape[1:], jnp.float32)
     marks = []
     for start, stop in zip((0, steps[0]), steps, strict=True):
         average = _add_noise(pool, average, beta, start, stop)
-        marks.append(_mark(tuple(average), temperature))
+        divisor = 1 - beta**stop if corrected else 1.0
+        marks.append(_mark(tuple(average), temperature, divisor))
     return Commitment(*steps, *map(int, _compare(*marks)))
 
 

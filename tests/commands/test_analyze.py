@@ -33,12 +33,14 @@ BATCHING = TaskBatchingConfig(total=16, num_negatives=1)
 CONFIG = AnalysisConfig(num_batches=2, median_over=MedianOver.NONZERO)
 
 
-def write_model(model_dir, combiner=Combiner.NAIVE, *, steps=STEPS):
+def write_model(model_dir, combiner=Combiner.NAIVE, *, steps=STEPS, correction="none"):
     """What a multi-task training leaves: parameters and optimiser states of some steps."""
     config = tiny_training.model_config()
     facts = {"data_fingerprint": "another"}
     if combiner is Combiner.TSAGE:
         facts["tsage_beta"] = 0.9
+        name = "training.multitask.combiner.tsage.bias_correction"
+        facts["settings"] = {name: correction}
     write_run_record(
         model_dir,
         model_config=config,
@@ -129,6 +131,14 @@ def test_it_leaves_tables_and_figures_with_their_data(analyzed):
     assert "| steps | tsage | noise |\n| --- | ---: | ---: |\n| 4 to 8 | 100.0 | " in text
     first, second = (f"{100 * share:.1f}" for share in total.specific_by_task())
     assert f"| naive | 8 | {first} | {second} |" in text
+
+
+def test_averages_are_corrected_as_in_training(analyzed, tiny_store_dir, tmp_path):
+    """After 4 steps they are a third of what the weights were taken from: fewer are specific."""
+    write_model(tmp_path / "model", Combiner.TSAGE, correction="adam")
+    findings = start(str(tmp_path / "model"), tiny_store_dir, tmp_path / "out")
+    (corrected,), (plain,) = findings.commitments["model"], analyzed[0].commitments["tsage"]
+    assert corrected.specific > 1.2 * plain.specific
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,19 @@ def test_commitment_equals_a_float64_oracle_that_holds_everything():
     assert committed(EARLIER, LATER, devices=8) == [first]
 
 
+def test_corrected_averages_count_as_the_training_weighted_by_them():
+    """After 2 and 4 steps, averages are 0.19 and 0.34 of what T-SAGE takes the softmax of."""
+    options = {"samples": {4: UNKNOWN}, "beta": 0.9, "temperature": TEMPERATURE}
+    grown = {2: EARLIER, 4: LATER}
+    saved = {
+        step: jax.tree.map(lambda leaf, step=step: leaf * (1 - 0.9**step), averages)
+        for step, averages in grown.items()
+    }
+    assert commitments(saved.items(), **options) != commitments(grown.items(), **options)
+    corrected = commitments(saved.items(), corrected=True, **options)
+    assert corrected == commitments(grown.items(), **options)
+
+
 # At this temperature every entropy is 0: all parameters count as task-specific.
 ALL_SPECIFIC = 1e-3
 
@@ -103,16 +116,18 @@ def specific(values):
     return (entropy < SPECIFIC_ENTROPY) & (values.max(0) >= ACTIVATED), entropy
 
 
-def test_rates_of_heavy_tailed_noise_equal_a_float64_simulation():
+@pytest.mark.parametrize("corrected", [False, True])
+def test_rates_of_heavy_tailed_noise_equal_a_float64_simulation(corrected):
     rng, beta, values = np.random.default_rng(0), 0.9, heavy_tails(16)
-    noise = noise_commitment(values, beta=beta, temperature=TEMPERATURE, steps=(10, 16))
+    options = {"beta": beta, "temperature": TEMPERATURE, "corrected": corrected}
+    noise = noise_commitment(values, steps=(10, 16), **options)
     average, owners, marks = np.zeros((3, 30_000)), [], []
     for step in range(1, 17):
         drawn = values[rng.integers(16, size=30_000), :, np.arange(30_000)].T
         average = beta * average + (1 - beta) * rng.permuted(drawn, axis=0)
         if step in (10, 16):
             owners.append(average.argmax(0))
-            marks.append(specific(average)[0])
+            marks.append(specific(average / (1 - beta**step if corrected else 1))[0])
     assert noise.specific == pytest.approx(marks[0].sum(), rel=0.1)
     assert noise.rate == pytest.approx((owners[0] == owners[1])[marks[0]].mean(), abs=0.03)
     assert 0.5 < noise.rate < 0.95
