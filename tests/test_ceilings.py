@@ -33,10 +33,10 @@ SLACK = 0.03
 ROOMS = {
     "assembly": 1_510,
     "cli": 1_233,
-    "commands": 4_403,
+    "commands": 4_412,
     "data": 5_561,
     "devices": 1_046,
-    "evaluation": 1_278,
+    "evaluation": 1_290,
     "interop": 2_639,
     "loose files": 358,
     "models": 2_291,
@@ -48,7 +48,7 @@ ROOMS = {
     "training": 1_266,
 }
 OTHERS = {
-    "lines of code": 29_196,
+    "lines of code": 29_217,
     "percent of code that imports or raises": 14.0,
     "files": 188,
     "lines of the longest file": 415,
@@ -60,7 +60,7 @@ OTHERS = {
     "Any in annotations": 103,
     "modules that train imports": 75,
     # README.md and docs/*.md, without the pages that are generated.
-    "words of documentation": 34_992,
+    "words of documentation": 34_996,
 }
 CEILINGS = {f"code in {room}": lines for room, lines in ROOMS.items()} | OTHERS
 
