@@ -27,6 +27,7 @@ from taser_jax.devices.mesh import MeshConfig, make_mesh
 from taser_jax.devices.partitioning import Partitioner, parameter_path
 from taser_jax.models.batch import EncoderInput, Role, States, Tokens, static_task
 from taser_jax.models.dual_encoder import DualEncoder, Params
+from taser_jax.models.stack import Scan
 from taser_jax.retrieval.embeddings import EmbeddingDtype, queries_directory
 from taser_jax.retrieval.encoding import EncodeConfig, batches_by_length
 from taser_jax.storage import artifacts
@@ -245,7 +246,9 @@ class _Maker:
         The tower's name is left out: DPR's two towers and Shared's one, from the same pretrained
         weights, have the same states.
         """
-        config, blocks = self._model.config, self._model.frozen_blocks
+        # How a step is compiled is not in model.json, from which `taser encode` has the model.
+        config = self._model.config.with_transformer(scan=Scan.NONE)
+        blocks = self._model.frozen_blocks
         frozen = re.compile(config.frozen_parameters(blocks))
         total = artifacts.Fingerprint().add(
             artifacts.fingerprint_json(to_plain(config.frozen_settings(blocks)))

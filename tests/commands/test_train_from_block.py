@@ -20,6 +20,7 @@ from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.partitioning import leaves_by_path
 from taser_jax.models.dual_encoder import DualEncoder, Towers
 from taser_jax.models.routing import ExpertConfig, GateSharing, Routing
+from taser_jax.models.stack import Scan
 from taser_jax.optim.optimizers import OptimizerConfig, Update
 from taser_jax.retrieval.embeddings import EmbeddingDtype, Embeddings
 from taser_jax.storage.errors import ConfigError, FingerprintError
@@ -136,12 +137,16 @@ def test_states_of_something_else_are_refused(ragged_store_dir, tiny_store_dir, 
 
 
 def test_towers_of_the_same_weights_share_states(ragged_store_dir, tmp_path):
-    """DPR's two towers and Shared's one begin with the same pretrained blocks."""
+    """DPR's two towers and Shared's one begin with the same pretrained blocks.
+
+    Training in one loop changes no state, and `taser encode` does not know of it.
+    """
     store = TokenStore.open(ragged_store_dir)
     plain = dataclasses.replace(MODEL, experts=ExpertConfig())
     tied = DualEncoder(plain, frozen_blocks=1)
     params = tiny_training.draw_params(tied, named_key(0, "init"))
-    separate = tied.clone(config=dataclasses.replace(plain, towers=Towers.SEPARATE))
+    scanned = plain.with_transformer(scan=Scan.BLOCKS)
+    separate = tied.clone(config=dataclasses.replace(scanned, towers=Towers.SEPARATE))
     copies = {name: params["encoder"] for name in separate.config.tower_names}
     nothing = queries_of(store.queries("second", "validation"), np.zeros(0, np.int64))
     queries = [store.queries("first", "validation"), nothing]
