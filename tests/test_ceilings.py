@@ -31,7 +31,7 @@ SLACK = 0.03
 
 # Lines of code of each folder at the top of the package: no docstrings, comments and blank lines.
 ROOMS = {
-    "assembly": 1_510,
+    "assembly": 1_512,
     "cli": 1_233,
     "commands": 4_412,
     "data": 5_561,
@@ -48,7 +48,7 @@ ROOMS = {
     "training": 1_266,
 }
 OTHERS = {
-    "lines of code": 29_217,
+    "lines of code": 29_219,
     "percent of code that imports or raises": 14.0,
     "files": 188,
     "lines of the longest file": 415,
