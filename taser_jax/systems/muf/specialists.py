@@ -109,6 +109,10 @@ class Specialist:
             self.passages.fingerprints,
             "search this model's embeddings with an INDEX_DIR of their own, or correct it",
         )
+        built = artifacts.read_json(index_dir / artifacts.METADATA)
+        how = {name: built[name] for name in ("config", "dim") if name in built}
+        # Exact search of whole embeddings goes without saying.
+        self._index = f", {built['kind']} of {how}" if how else ""
         self.ensemble: Ensemble | None = None
         if (self.folder / "ensemble").exists():
             prints = self.passages.fingerprints
@@ -199,7 +203,7 @@ class Specialist:
             "ensemble": self.members.fingerprints["ensemble"],
             "queries": artifacts.fingerprint_json(queries),
             "grid": str(self.weighing.temperatures),
-            "judge": f"{', '.join(judged)}, k {self.weighing.k}",
+            "judge": f"{', '.join(judged)}, k {self.weighing.k}{self._index}",
         }
         if not path.exists():
             with phase(f"{self.name}: calibration"):
@@ -241,7 +245,7 @@ class Specialist:
         """Arrays of a task's queries, from `directory` where they are there already."""
         queries = self.queries(task, split)
         # One that all have, since a name that only one side has is not compared.
-        depth = str(self.weighing.depth)
+        depth = f"{self.weighing.depth}{self._index}"
         if task in self.own_passage_tasks:
             depth += ", own passages left out"
         fingerprints = {**queries.fingerprints, "depth": depth, **settings}

@@ -17,6 +17,7 @@ from taser_jax.optim.optimizers import OptimizerConfig
 from taser_jax.retrieval.embeddings import Embeddings, QueryEmbeddings
 from taser_jax.retrieval.exact import ExactSearcher
 from taser_jax.retrieval.fusion import FusionConfig, HybridConfig, Weighting, fuse_runs, weights_of
+from taser_jax.retrieval.index import FaissConfig, IndexConfig, IndexKind, build_index
 from taser_jax.retrieval.runs import FUSED_LISTS, LISTS, QueryArrays, Run, top_k
 from taser_jax.storage.artifacts import split_path
 from taser_jax.storage.errors import ConfigError, FingerprintError
@@ -165,6 +166,20 @@ def test_results_with_own_passages_are_not_taken_for_those_without(
         shutil.rmtree(tmp_path / "specialists" / name / "confidence")
     with pytest.raises(FingerprintError, match=r"temperature.json was made from judge qrels, k 20"):
         start(tmp_path, **own)
+
+
+@pytest.mark.needs("faiss")
+def test_results_of_another_index_are_not_taken(start, specialists, tmp_path):
+    code = specialists["code"]
+    folder = put_together(tmp_path / "code", code, index=None)
+    alone = {"specialists": {"code": folder}}
+    build_index(f"{code}/embeddings", f"{folder}/index")
+    start(tmp_path / "out", **alone)
+    shutil.rmtree(f"{folder}/index")
+    lists = IndexConfig(IndexKind.FAISS, faiss=FaissConfig(lists=2, probes=1))
+    build_index(f"{code}/embeddings", f"{folder}/index", config=lists)
+    with pytest.raises(FingerprintError, match=r"depth 30\n.*faiss index.*'lists': 2.*\n.*delete"):
+        start(tmp_path / "out", **alone)
 
 
 def test_a_temperature_alone_is_that_of_all_and_needs_no_validation_queries(
