@@ -13,6 +13,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from taser_jax.data.text.preprocessors import without_space
 from taser_jax.data.text.vocabularies import (
+    T5_MODEL_FILE,
     SentencePieceVocabulary,
     TokenizerJsonVocabulary,
     Vocabulary,
@@ -91,6 +92,9 @@ def write_tokenizer(
         (output_dir / vocabulary.file).write_bytes(vocabulary.content)
     else:
         tokenizer, special = _of_sentencepiece(vocabulary)
+        # What `load_vocabulary` reads; transformers reads the other file.
+        settings["extra_ids"] = vocabulary.extra_ids
+        (output_dir / T5_MODEL_FILE).write_bytes(vocabulary.content)
     prompt, space = without_space(prompt, vocabulary)
     if space:
         former = tokenizer.normalizer

@@ -70,7 +70,12 @@ def test_what_was_exported_returns_bit_for_bit(tmp_path, changes):
     config = dataclasses.replace(source.config, t5=pretrained_t5(directory))
     assert config.t5.num_decoder_layers == source.config.t5.num_decoder_layers
     drawn = jax.tree.map(np.zeros_like, source.params)
-    again = read_pretrained(Pretrained(str(directory)), config=config, params=drawn)
+    again = read_pretrained(
+        Pretrained(str(directory)),
+        config=config,
+        params=drawn,
+        vocabulary=source.vocabulary_dir,
+    )
     jax.tree.map(np.testing.assert_array_equal, again, source.params)
 
 

@@ -65,6 +65,7 @@ def test_ids_of_a_sentencepiece_model_are_the_vocabularys(tmp_path, save, prompt
         assert [tokenizer.encode(text).ids for text in texts] == [list(ids) for ids in ours]
         ours = passage_ids(*zip(*pairs, strict=True), vocabulary, length, prompt=prompt)
         assert [tokenizer.encode(*pair).ids for pair in pairs] == ours
+    assert load_vocabulary(tmp_path / "output").fingerprint == vocabulary.fingerprint
 
 
 @pytest.mark.parametrize("without", ["vocab.txt", "tokenizer_config.json", "tokenizer.json"])
