@@ -325,8 +325,9 @@ def artifact_fingerprint(path: epath.Path, splits: set[str]) -> str | None:
 
 
 def _counts(name: str, splits: set[str]) -> bool:
-    others = [split for split in SPLITS if split not in splits]
-    is_of_another = any(f".{split}." in name for split in others)
+    # What is before the suffix: the task's own name may have dots, too.
+    split = name.split(".")[1:][-2:-1]
+    is_of_another = not splits.issuperset({*split} & {*SPLITS})
     return "/" not in name and not name.endswith(_REPORTS) and not is_of_another
 
 

@@ -159,6 +159,12 @@ def test_another_split_may_be_added_to_an_artefact_or_all_of_it_deleted(world):
     ("file", "content", "named"),
     [
         ("out/runs/checksums.txt", "0000000d 1 nq.train.trec\n", "negatives_dirs.0.fingerprint"),
+        # Another task, named after a split.
+        (
+            "out/runs/checksums.txt",
+            "0000000a 1 nq.train.trec\n0000000e 1 a.test.b.train.trec\n",
+            "negatives_dirs.0.fingerprint",
+        ),
         ("tokens/metadata.json", '{"fingerprint": "other"}', "token_store.fingerprint"),
     ],
 )
