@@ -184,15 +184,8 @@ def test_passages_of_every_form_are_the_same(trained, tmp_path):
         for passage in CAPITALS
     ]
     (tmp_path / "capitals.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for source in (
-        rows,
-        CAPITALS,
-        iter(CAPITALS),
-        pandas.DataFrame(rows),
-        polars.DataFrame(rows),
-        tmp_path,
-        str(tmp_path / "capitals.jsonl"),
-    ):
+    sources = [rows, CAPITALS, iter(CAPITALS), tmp_path, str(tmp_path / "capitals.jsonl")]
+    for source in (*sources, pandas.DataFrame(rows), polars.DataFrame(rows)):
         assert list(given_passages(source)) == CAPITALS
     texts = ["a text", "another", "a text"]
     first, second, third = given_passages(texts)
@@ -309,10 +302,8 @@ def test_a_damaged_list_of_parts_is_named(tmp_path):
 
 
 def test_a_collection_is_named_with_all_its_parts_or_by_its_directory(parts, hybrid_dir):
-    for directory, there in (
-        (parts.model_dir, "without the others"),
-        (hybrid_dir, r"beside retriever\.json"),
-    ):
+    cases = {parts.model_dir: "without the others", hybrid_dir: r"beside retriever\.json"}
+    for directory, there in cases.items():
         with pytest.raises(ConfigError, match=f"(?s)index_dir {there}.*name index_dir, data_dir"):
             Retriever.load(directory, index_dir=parts.index_dir)
 

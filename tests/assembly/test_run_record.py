@@ -100,6 +100,10 @@ def without(word):
     return {name: value for name, value in SETTINGS.items() if word not in name}
 
 
+UNVALIDATED = without("validation") | {"training.validation": None}
+EVERY_TASK = without("multitask") | {"training.multitask.batching.total": 64}
+
+
 @pytest.fixture
 def model_dir(tmp_path):
     (tmp_path / "run.json").write_text(json.dumps({"settings": SETTINGS}))
@@ -114,10 +118,7 @@ def model_dir(tmp_path):
             changed(training__loop__train_steps=600, training__length_buckets=(16,)),
             {"training.loop.train_steps": (300, 600), "training.length_buckets": ([8, 16], [16])},
         ),
-        (
-            without("validation") | {"training.validation": None},
-            {"training.validation.batch_size": (8, "unset")},
-        ),
+        (UNVALIDATED, {"training.validation.batch_size": (8, "unset")}),
         # Settings of another version of the code: one that it added, one that it dropped.
         (changed(training__objective__label_smoothing=0.0), {}),
         (without("optimizer"), {}),
@@ -138,10 +139,7 @@ def test_steps_and_validation_may_change(model_dir, caplog, settings, changes):
         (changed(model__bert__num_layers=3), "num_layers: was 2, now 3"),
         (changed(data__queries__faq="b2"), "data.queries.faq: was a1, now b2"),
         (changed(data__queries__news="c3"), "data.queries.news: was unset, now c3"),
-        (
-            without("multitask") | {"training.multitask.batching.total": 64},
-            "multitask: was None, now unset",
-        ),
+        (EVERY_TASK, "multitask: was None, now unset"),
     ],
 )
 def test_the_rest_is_refused(model_dir, settings, named):

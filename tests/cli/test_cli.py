@@ -100,6 +100,9 @@ def test_a_second_interrupt_ends_at_once_without_a_traceback():
     assert "Traceback" not in errors
 
 
+TASER_BASE = "--gin_file=runs/taser_base.gin"
+
+
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
@@ -129,10 +132,7 @@ def test_a_second_interrupt_ends_at_once_without_a_traceback():
         (["train", "--gin_file=runs/taser_bse.gin"], "did you mean runs/taser_base.gin?"),
         (["train"], "--gin_file=models/taser.gin --gin.MODEL_DIR=..."),
         (["encode", "--dry_run"], "`taser encode` has no dry run"),
-        (
-            ["train", "--dry_run", "--gin_file=runs/taser_base.gin", "--gin.MODEL=None"],
-            "train.model = %MODEL",
-        ),
+        (["train", "--dry_run", TASER_BASE, "--gin.MODEL=None"], "train.model = %MODEL"),
     ],
 )
 def test_wrong_command_lines_return_2(argv, words, capsys):

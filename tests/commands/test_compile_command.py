@@ -65,10 +65,7 @@ def test_a_small_recipe(tmp_path, capsys):
         ([], "--gin.compile_recipe.topology=..."),
         (["--topology=v5e:2x2", "--gin.MESH_FSDP=3"], "there are 4 devices"),
         (["--topology=v5e:2x4", "--gin.BATCH_SIZE=12"], "a multiple of 8"),
-        (
-            ["--topology=v5e:2x4", "--gin.TrainingConfig.num_chunks=4"],
-            "16 rows in 4 chunks on 8 devices",
-        ),
+        (["--topology=v5e:2x4", "--gin.TrainingConfig.num_chunks=4"], "16 rows in 4 chunks on 8"),
         (["--topology=v5e:2x2", "--gin.TASK_FEATURE_LENGTHS=None"], "no lengths of queries"),
         ([*("--topology=v5e:2x2", "--gin_file=optim/tsage.gin")], "set compile_recipe.task_sizes"),
     ],

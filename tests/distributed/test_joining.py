@@ -41,13 +41,13 @@ def test_a_port_that_something_else_has(environment):
             hosts.initialize(timeout=5)
 
 
+ABORTED = jax.errors.JaxRuntimeError("ABORTED: another incarnation")
+
+
 @pytest.mark.parametrize(
     ("error", "told"),
     [
-        (
-            jax.errors.JaxRuntimeError("ABORTED: another incarnation"),
-            r"could not be joined \(JaxRuntimeError: ABORTED:.*\n.*fix: ",
-        ),
+        (ABORTED, r"could not be joined \(JaxRuntimeError: ABORTED:.*\n.*fix: "),
         (ValueError("coordinator_address should be defined."), r"no coordinator, .*defined"),
     ],
 )

@@ -71,11 +71,7 @@ FORMATS = {
     "run": ("t.trec", RUN, lambda path: [read_trec_run(path, ROWS.__getitem__)]),
     "safetensors": ("model.safetensors", TENSORS, lambda path: [read_tensors(path.parent)]),
     "config.json": ("config.json", json.dumps(CONFIG), lambda path: [bert_config(path.parent)]),
-    "tokenizer.json": (
-        "tokenizer.json",
-        TOKENIZER.to_str(),
-        lambda path: [load_vocabulary(path.parent)],
-    ),
+    "tokens": ("tokenizer.json", TOKENIZER.to_str(), lambda path: [load_vocabulary(path.parent)]),
 }
 TOKENS = (
     *b"\x00 \xff \xc3 \xef\xbb\xbf \xe2\x80\xa8 \xc2\xa0 \x0c \\ud800".split(b" "),

@@ -99,7 +99,10 @@ def test_pytorch_files_where_there_is_nothing_else(served):
     assert (fetch("us/tiny") / "pytorch_model.bin").is_file()
 
 
-WITHOUT_PROMPTS = {"pooling_mode": "mean", "include_prompt": False}
+WITHOUT_PROMPTS = {
+    "pooling": {"pooling_mode": "mean", "include_prompt": False},
+    "prompts": {"query": "find: "},
+}
 NEW = {
     "package": "sentence_transformers.sentence_transformer.modules",
     "kinds": ("Transformer", "Pooling"),
@@ -169,10 +172,7 @@ def test_a_local_folder_is_recorded_by_its_whole_path(tmp_path, monkeypatch):
         ({"kinds": ("Transformer", "Pooling", "Dense")}, "modules .*Dense"),
         ({"pooling": {"pooling_mode_max_tokens": True}}, "pooling by max"),
         ({"pooling": {"pooling_mode": ["cls", "mean"]}}, "pooling by cls, mean"),
-        (
-            {"pooling": WITHOUT_PROMPTS, "prompts": {"query": "find: "}},
-            "1_Pooling/config.json: a mean that leaves the tokens of prompts out",
-        ),
+        (WITHOUT_PROMPTS, "1_Pooling/config.json: a mean that leaves the tokens of prompts out"),
     ],
 )
 def test_what_a_dual_encoder_does_not_have_is_refused(tmp_path, wrong, message):

@@ -32,6 +32,7 @@ from taser_jax.storage.errors import ConfigError, DataError
 PLAIN = tiny_t5(
     vocab_size=11, embed_dim=6, num_decoder_layers=3, head_dim=4, mlp_dim=5, max_distance=128
 )
+LARGER = dataclasses.replace(PLAIN, vocab_size=12)
 GATED = dataclasses.replace(PLAIN, mlp_activations=("gelu", "linear"))
 UMT5 = dataclasses.replace(GATED, position_bias=PositionBias.PER_LAYER)
 CONFIGS = {"t5": PLAIN, "1.1": GATED, "umt5": UMT5}
@@ -154,10 +155,7 @@ def test_an_encoder_alone_takes_what_it_needs(tmp_path):
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (
-            dataclasses.replace(PLAIN, vocab_size=12),
-            r"(?s)vocab_size 11.*vocab_size 12.*own vocabulary",
-        ),
+        (LARGER, r"(?s)vocab_size 11.*vocab_size 12.*own vocabulary"),
         (GATED, r"(?s)\('relu',\).*\('gelu', 'linear'\)"),
     ],
 )

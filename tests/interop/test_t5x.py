@@ -118,15 +118,9 @@ EMBEDDING = "target.token_embedder.embedding"
     [
         (lambda at: (at / "checkpoint").unlink(), "no T5X checkpoint: neither"),
         (of_tensorflow, "a TensorFlow checkpoint"),
-        (
-            lambda at: (at / EMBEDDING / ".zarray").unlink(),
-            r"token_embedder\.embedding/\.zarray(.|\n)*hidden files",
-        ),
+        (lambda at: (at / EMBEDDING / ".zarray").unlink(), r"ing/\.zarray(.|\n)*hidden files"),
         (lambda at: (at / EMBEDDING / "1.0").unlink(), r"token_embedder\.embedding/.*1\.0"),
-        (
-            lambda at: os.truncate(at / "checkpoint", (at / "checkpoint").stat().st_size - 9),
-            "no complete T5X checkpoint(.|\n)*truncated",
-        ),
+        (lambda at: os.truncate(at / "checkpoint", 200), "no complete T5X check(.|\n)*truncated"),
         (without_target, 'no parameters in a tree "target": there is params, step'),
     ],
 )

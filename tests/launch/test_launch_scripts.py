@@ -13,6 +13,7 @@ from launch_stubs import LAUNCH, ONE, PUSHED, SEVERAL, TPU, TRAIN, XPK, launch
 
 pytestmark = pytest.mark.slow
 
+LOCAL = ("local.sh", "--directory=none")
 SCRIPTS = sorted(LAUNCH.glob("*.sh"))
 
 
@@ -36,11 +37,7 @@ def test_help(stubs, script):
 @pytest.mark.parametrize(
     ("launcher", "command", "programs"),
     [
-        (
-            ("local.sh", "--directory=none"),
-            ("--", "--gin.MESH_FSDP=2"),
-            "cd . use_environment taser taser env",
-        ),
+        (LOCAL, ("--", "--gin.MESH_FSDP=2"), "cd . use_environment taser taser env"),
         (ONE, TRAIN, "mkdir git tar" + 4 * " gcloud"),
         # One archive for all slices.
         (SEVERAL, TRAIN, "mkdir git tar" + 7 * " gcloud"),
@@ -76,10 +73,7 @@ OF_TPUS = [
     ((*TRAIN, "--multihost"), "leave out --multihost"),
     (("--type=v5e-8", *TRAIN), "--type=v5e-8: known are v2-N v3-N"),
     (("--type=tpu7x-8", *TRAIN), "v5litepod-N v6e-N; for another give --version"),
-    (
-        ("--type=v4-8", "--spot", "--reservation=r", *TRAIN),
-        "choose one of --spot and --reservation=r",
-    ),
+    (("--type=v4-8", "--spot", "--reservation=r", *TRAIN), "one of --spot and --reservation=r"),
     (("--type=v4-8", "--delete=maybe", *TRAIN), "--delete: invalid choice: 'maybe'"),
     (("--gcloud", "--tags=x", *TRAIN), "--gcloud applies to a TPU that is created"),
     (("--max_run_duration=4h", *TRAIN), "unrecognized arguments: --max_run_duration=4h"),

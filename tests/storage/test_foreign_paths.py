@@ -67,15 +67,15 @@ def test_too_many_open_files_are_a_storage_error(tmp_path):
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
+UNRESOLVED = "Error executing an HTTP request: libcurl code 6, Could not resolve"
+
+
 @pytest.mark.parametrize(
     ("raised", "said"),
     [
         (RuntimeError("Unable to initialize backend 'tpu': NOT_FOUND"), "no tpu is here"),
         (NotImplementedError("File system scheme 's3' not implemented"), "s3:// is no kind"),
-        (
-            RuntimeError("Error executing an HTTP request: libcurl code 6, Could not resolve"),
-            "x: the bucket cannot be reached: libcurl code 6",
-        ),
+        (RuntimeError(UNRESOLVED), "x: the bucket cannot be reached: libcurl code 6"),
     ],
 )
 def test_what_is_absent_is_named(raised, said):

@@ -150,16 +150,14 @@ def test_a_finished_output_and_its_data_can_be_moved(compared, small_world, tmp_
 def test_refused_before_anything_is_done(small_world, pretrained, tmp_path, capsys):
     output = tmp_path / "out"
     untrained = "--gin.pipeline_taser.untrained_systems={'untrained': @taser/System()}"
+    alike = gin("pipeline_taser", systems="{'A 1': @taser/System(), 'a-1': @dpr/System()}")
     for bindings, words in (
         (gin("pipeline_taser", hybrid_systems=["TASR"]), "no system TASR"),
         (gin("pipeline_taser", rounds=3), "expected: Literal[1, 2]"),
         (gin(TOP_K=50), "mining considers the first 100"),
         (gin(TASKS=["sumary"]), "code, summary"),
         ([untrained], "no pretrained weights"),
-        (
-            gin("pipeline_taser", systems="{'A 1': @taser/System(), 'a-1': @dpr/System()}"),
-            "folders a-1, a-1",
-        ),
+        (alike, "folders a-1, a-1"),
     ):
         assert words in refused(capsys, *small_world.compare(output, *bindings))
     shared = gin("pipeline_taser", untrained_systems="{'shared': @untrained/System()}")

@@ -250,27 +250,22 @@ def test_what_does_not_belong_together_is_refused(start, specialists, tmp_path):
         start(tmp_path / "2", specialists={"a": of_code}, **lists)
 
 
+WITH_BM25 = {"split": "validation", "weighing": EQUAL, "bm25": AddedBm25("bm25")}
+LEFT_OUT = {"domain": Domain.LEFT_OUT, "weighing": EQUAL, "tasks": ["summary"]}
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"specialists": {}}, "the specialists are none"),
         ({"specialists": ("NQ", "nq")}, "names that differ"),
         ({"split": "validation"}, "would choose what is then reported"),
-        (
-            {"split": "validation", "weighing": EQUAL, "bm25": AddedBm25("bm25")},
-            "would choose what is then reported",
-        ),
+        (WITH_BM25, "would choose what is then reported"),
         ({"tasks": ["nonsense"]}, "no task nonsense"),
         ({"lacks": "ensemble"}, "specialist 'summary' has no ensemble"),
         ({"members": 0}, "0 members of an ensemble of 3"),
-        (
-            {"specialists": ("summary",), "domain": Domain.LEFT_OUT, "tasks": ["summary"]},
-            "every specialist was trained on 'summary'",
-        ),
-        (
-            {"lacks": "ensemble", "domain": Domain.LEFT_OUT, "weighing": EQUAL},
-            "specialist 'summary' has no ensemble",
-        ),
+        (LEFT_OUT | {"specialists": ("summary",)}, "every specialist was trained on 'summary'"),
+        (LEFT_OUT | {"lacks": "ensemble"}, "specialist 'summary' has no ensemble"),
     ],
 )
 def test_bad_settings(change, words, start, specialists, tmp_path):

@@ -176,10 +176,7 @@ def test_a_specialist_joins_a_finished_run(finished, small_world, tmp_path):
     ("binding", "words"),
     [
         ("pipeline_muf.specialists={'Code': @code/System()}", "two specialists at least"),
-        (
-            "pipeline_muf.specialists={'MUF': @code/System(), 'Code': @code/System()}",
-            "names that differ",
-        ),
+        ("pipeline_muf.specialists={'MUF': @a/System(), 'Code': @code/System()}", "that differ"),
         ("code/System.tasks=None", "specialist 'Code' has no tasks"),
         ("code/System.tasks=['cod']", "'Code' is to be trained on cod"),
         ("Fusion.left_out=Nobody", "without 'Nobody' the specialists are Summary, Code"),
