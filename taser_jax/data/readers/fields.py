@@ -89,6 +89,9 @@ def quoted_rows(path: FilePath, delimiter: str = "\t") -> Iterator[tuple[str, li
 
     Example:
         A column `"a ""b"" c"` is `a "b" c`, and `"a" b`, which is none of csv's, is `"a" b`.
+
+    Raises:
+        DataError: a column that spans what seem to be rows of their own.
     """
     csv.field_size_limit(_LONGEST_FIELD)
     lines = lines_of(path)
@@ -101,8 +104,27 @@ def quoted_rows(path: FilePath, delimiter: str = "\t") -> Iterator[tuple[str, li
             row = next(csv.reader((each for _, each in lines), delimiter=delimiter, strict=True))
         except csv.Error:
             row, lines = line.rstrip("\r\n").split(delimiter), following
+        if any("\n" in column for column in row) and _spans_rows(row, delimiter):
+            fix = 'close the quote, or write "" for one that belongs to the text'
+            raise DataError("a quote left open, which rows follow", where=where, fix=fix)
         if row:
             yield where, row
+
+
+def _spans_rows(row: Sequence[str], delimiter: str) -> bool:
+    """Whether each line that a row was read from has as many columns, and an id like the first's.
+
+    Example:
+        The row [1, "a,b⏎2,c", "d"] was read from `1,"a,b` and `2,c",d`. Of `1,"a, b⏎c, d",e` the
+        second line has no id like `1`.
+    """
+    lines = delimiter.join(row).split("\n")
+    if {line.count(delimiter) for line in lines} != {len(row) - 1} or len(row) < 2:
+        return False
+    # Letters and digits, whatever their number: `p12` is like `p9`.
+    ids = (line.partition(delimiter)[0] for line in lines)
+    kinds = {re.sub(r"[^\W\d]+", "a", re.sub(r"\d+", "0", id)) for id in ids}
+    return len(kinds) == 1 and " " not in kinds.pop()
 
 
 def xml_elements(path: FilePath, *tags: str) -> Iterator[tuple[str, Element]]:

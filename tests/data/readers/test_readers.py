@@ -1,5 +1,6 @@
 """Passages, questions and judgements of every format, and what is said of files that are wrong."""
 
+import csv
 import itertools
 import json
 import random
@@ -34,6 +35,33 @@ def test_a_header_brings_csv_quotes(tmp_path, name):
     path = write(tmp_path / name, "".join(["id\ttext\ttitle\n", *rows]))
     found = [(located.where, located.passage) for located in read_passages(path)]
     assert found == [(f"{path}:{line}", passage) for line, passage in rows.values()]
+
+
+@pytest.mark.parametrize(
+    ("name", "lines", "at"),
+    [
+        ("p.csv", ["id,text", "p1,a", 'p2,"open', "p3,b", 'p4,5"', "p5,c"], 3),
+        ("p.csv", ["id,title,text", '1,"a,b', '12,c",d'], 2),
+        ("p.tsv", ["id\ttext\ttitle", '8\t"He left\tA', '9\tIt was she"\tB'], 2),
+        ("p.csv", ["id;text", '7;"open', '8;he is 6"'], 2),
+    ],
+)
+def test_an_open_quote_that_another_closes_swallows_no_rows(tmp_path, name, lines, at):
+    path = write(tmp_path / name, "".join(f"{line}\n" for line in lines))
+    told = rf"{name}:{at}: a quote left open, which rows follow\n.*close the quote, or write \"\""
+    with pytest.raises(DataError, match=told):
+        passages(path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["two\nlines, not\none", "f\ng(a,b)", "Bern, a city\nBears, too", "a\r\nb,c d", "x\n#\ty"],
+)
+def test_a_text_of_several_lines_is_no_row(tmp_path, text):
+    path = tmp_path / "p.csv"
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([("id", "text"), ("p1", text), ("p2", "last")])
+    assert [passage.text for passage in passages(path)] == [text, "last"]
 
 
 def test_columns_go_by_the_header_not_by_their_place(tmp_path):
