@@ -34,7 +34,7 @@ ROOMS = {
     "assembly": 1_512,
     "cli": 1_233,
     "commands": 4_412,
-    "data": 5_561,
+    "data": 5_571,
     "devices": 1_046,
     "evaluation": 1_290,
     "interop": 2_642,
@@ -48,10 +48,10 @@ ROOMS = {
     "training": 1_266,
 }
 OTHERS = {
-    "lines of code": 29_225,
+    "lines of code": 29_235,
     "percent of code that imports or raises": 14.0,
     "files": 188,
-    "lines of the longest file": 415,
+    "lines of the longest file": 424,
     "loose files": 3,
     "rooms at the top": 14,
     "rooms on all floors": 25,
