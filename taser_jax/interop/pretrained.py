@@ -16,7 +16,13 @@ from flax.traverse_util import flatten_dict
 from taser_jax.interop.bert import encoder_from_tensors
 from taser_jax.interop.bert_formats import bert_config
 from taser_jax.interop.hub import fetch, read_encoder_settings, read_projection
-from taser_jax.interop.t5 import t5_config, t5_from_t5x, t5_from_tensors, t5x_t5_config
+from taser_jax.interop.t5 import (
+    t5_config,
+    t5_from_t5x,
+    t5_from_tensors,
+    t5x_t5_config,
+    tower_of,
+)
 from taser_jax.interop.t5x import is_t5x_checkpoint, read_t5x
 from taser_jax.interop.tensors import CONFIG_FILE, Path, check_sizes, read_tensors
 from taser_jax.models.batch import Normalization, Role
@@ -181,9 +187,10 @@ def read_pretrained(
         encoders: list[Params] = []
         for directory in directories:
             tree = _t5x_tree(directory, of_t5=isinstance(config, T5DualEncoderConfig))
-            if tree is not None and set(tree) == set(config.tower_names):
+            is_dual = tree is not None and tower_of(tree) is not tree
+            if tree is not None and (is_dual or set(tree) == set(config.tower_names)):
                 # Of a dual encoder that T5X trained (`t5x_model`).
-                fix = "set the model that T5X trained"
+                fix = "set the model that T5X trained: towers, embedding and sizes"
                 check_same_parameters(tree, params, where=str(directory), fix=fix)
                 return tree
             if isinstance(config, DualEncoderConfig):

@@ -153,6 +153,11 @@ def tensor_name(path: Path) -> str:
     return f"{name}.{_PROJECTIONS.get(path[3], path[3])}.weight"
 
 
+def tower_of(tree: Params) -> Params:
+    """The first T5 of a dual encoder's tree; any other tree as it is."""
+    return next((part for part in tree.values() if "token_embedder" in part), tree)
+
+
 def _unscanned(tree: Params) -> Params:
     """The tree with `layers_i` instead of an `encoder/encoder` that has layers along axis 1."""
     result = dict(tree)
@@ -243,13 +248,13 @@ def t5x_t5_config(tree: Params, *, where: str) -> T5Config:
     Settings that arrays do not show, such as `max_distance`, have T5's values.
 
     Args:
-        tree: `target` of a T5X checkpoint.
+        tree: `target` of a T5X checkpoint, of a T5 or a dual encoder.
         where: the checkpoint, for messages.
 
     Raises:
         ConfigError: the tree is not a T5.
     """
-    tree = _unscanned(tree)
+    tree = _unscanned(tower_of(tree))
     flat = flatten_dict(tree)
     block = {path[2:]: array for path, array in flat.items() if path[:2] == ("encoder", "layers_0")}
     table = flat.get(("token_embedder", "embedding"))

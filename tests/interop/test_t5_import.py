@@ -23,7 +23,8 @@ from taser_jax.interop.t5 import (
     t5_to_json,
     t5x_t5_config,
 )
-from taser_jax.models.dual_encoder import DualEncoder
+from taser_jax.interop.t5x import write_t5x
+from taser_jax.models.dual_encoder import DualEncoder, Towers
 from taser_jax.models.parameters import abstract_params
 from taser_jax.models.t5 import PositionBias, T5Config, T5Initialization
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig, T5Embedding
@@ -125,6 +126,18 @@ def test_t5x_checkpoint_into_an_encoder_with_its_projection(tmp_path):
         wrong = dataclasses.replace(config, projection_dim=other)
         with pytest.raises(ConfigError, match=rf"(?s)\(6, 3\).*\(6, {other}\).*projection_dim=3"):
             loaded(directory, wrong)
+
+
+@pytest.mark.parametrize("towers", Towers)
+def test_sizes_of_a_dual_encoder_that_t5x_trained(towers, tmp_path):
+    config = T5DualEncoderConfig(t5=PLAIN, towers=towers)
+    trained = dict.fromkeys(config.tower_names, random_t5(PLAIN))
+    write_t5x(tmp_path, trained, step=3)
+    assert pretrained_t5(tmp_path) == PLAIN
+    assert_same(loaded(tmp_path, config), trained)
+    other = Towers.TIED if towers is Towers.SEPARATE else Towers.SEPARATE
+    with pytest.raises(ConfigError, match=r"(?s)encoder/.*set the model that T5X trained"):
+        loaded(tmp_path, dataclasses.replace(config, towers=other))
 
 
 @pytest.mark.parametrize("kept", ["t5_base/checkpoint_3/checkpoint", "model.ckpt-7.index"])
