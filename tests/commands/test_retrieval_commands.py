@@ -10,12 +10,10 @@ from small_world import SmallWorld, gin, refused, succeed
 
 from taser_jax.assembly.model_directory import load_model
 from taser_jax.commands.search import index as build
-from taser_jax.data.collections.store import PassageStore
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.models.batch import Role
 from taser_jax.retrieval.embeddings import Embeddings, QueryEmbeddings, encoded_splits
 from taser_jax.retrieval.index import IndexConfig, IndexKind
-from taser_jax.retrieval.runs import read_trec_run
 
 
 @pytest.fixture(scope="module")
@@ -28,22 +26,6 @@ def embeddings(small_world, model_dir, tmp_path_factory) -> pathlib.Path:
     directory = tmp_path_factory.mktemp("encoded") / "embeddings"
     succeed("encode", *_encode(small_world, model_dir, directory))
     return directory
-
-
-def test_exact_search_equals_sorting_all_scores(small_world, model_dir, embeddings, tmp_path):
-    succeed("search", *_search(small_world, embeddings, tmp_path / "index", tmp_path / "runs"))
-    store = PassageStore.open(small_world.data_dir, "small")
-    queries = TokenStore.open(small_world.token_store).queries("code", "test")
-    path = tmp_path / "runs" / "code.test.trec"
-    run = read_trec_run(path, store.row_of, query_ids=queries.query_ids)
-    every = queries.tokens(np.arange(len(queries)))
-    encoded = np.asarray(load_model(model_dir).encode_fn(Role.QUERY)(every), np.float64)
-    scores = encoded @ Embeddings(embeddings)[:].astype(np.float64).T
-    best = -np.sort(-scores, axis=1)[:, :10]
-    np.testing.assert_allclose(run.scores, best, atol=1e-4)
-    np.testing.assert_allclose(np.take_along_axis(scores, run.rows, axis=1), best, atol=1e-4)
-    names = {path.name for path in (tmp_path / "runs").iterdir()}
-    assert names == {"checksums.txt", "code.test.trec", "summary.test.trec"}
 
 
 @pytest.mark.needs("scann")
