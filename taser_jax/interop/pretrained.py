@@ -73,7 +73,12 @@ def pretrained_bert(
         DataError: the source does not exist or is damaged.
         ConfigError: another architecture, or blocks that it does not have.
     """
-    sizes = _first_blocks(bert_config(fetch(source)), num_layers, where=str(source))
+    directory = fetch(source)
+    if is_t5x_checkpoint(directory) and not (directory / CONFIG_FILE).is_file():
+        problem = "a T5X checkpoint, which does not have all settings of a BERT"
+        fix = "set DualEncoderConfig.bert = @BertConfig(), with the settings that T5X trained"
+        raise ConfigError(problem, where=str(source), fix=fix)
+    sizes = _first_blocks(bert_config(directory), num_layers, where=str(source))
     names = (*_NUMERICS, "attention_dropout_rate", "attention")
     return dataclasses.replace(sizes, **{name: getattr(numerics, name) for name in names})
 

@@ -16,6 +16,7 @@ from taser_jax.interop.pretrained import (
     pretrained_bert,
     read_pretrained,
 )
+from taser_jax.interop.t5x import write_t5x
 from taser_jax.models.batch import Role, Tokens
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
@@ -74,6 +75,14 @@ def test_sizes_come_from_the_checkpoint(checkpoint):
     assert config == BertConfig(mlp_dim=24, max_length=12, **sizes, **numerics)
     with pytest.raises(ConfigError, match="5 layers of a checkpoint of 4"):
         pretrained_bert(checkpoint, num_layers=5)
+
+
+def test_a_model_that_t5x_trained_is_read_and_its_sizes_are_to_be_given(shared, tmp_path):
+    trained = jax.tree.map(lambda leaf: leaf + 1, random_params(DualEncoder(shared)))
+    write_t5x(tmp_path, trained, step=3)
+    same(loaded(tmp_path, shared), trained)
+    with pytest.raises(ConfigError, match=r"(?s)a T5X checkpoint.*bert = @BertConfig\(\)"):
+        pretrained_bert(str(tmp_path))
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
