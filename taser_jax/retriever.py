@@ -194,8 +194,8 @@ class Retriever:
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """Tasks whose queries are tokenised in ways of their own; `for_task` takes them."""
-        return task_names(self.facts)
+        """Tasks whose queries are tokenised or encoded in their own ways; `for_task` takes them."""
+        return task_names(self.facts, self.model.model.config)
 
     @property
     def query_length(self) -> int:

@@ -206,12 +206,16 @@ def text_settings(facts: Mapping[str, Any], task: str | None) -> TextSettings:
     )
 
 
-def task_names(facts: Mapping[str, object]) -> tuple[str, ...]:
-    """Tasks whose prompt, length or normalisation run.json names; none where all are alike."""
+def task_names(facts: Mapping[str, object], config: ModelConfig) -> tuple[str, ...]:
+    """Tasks whose prompt, length, normalisation or query encoder differ; none where all are alike.
+
+    Args:
+        facts: run.json.
+        config: the model.
+    """
     by_task = (facts.get(f"query_{name}") for name in ("prompt", "lengths", "normalization"))
-    return tuple(
-        dict.fromkeys(name for value in by_task if isinstance(value, Mapping) for name in value)
-    )
+    named = (name for value in by_task if isinstance(value, Mapping) for name in value)
+    return tuple(dict.fromkeys(named)) or config.query_tasks
 
 
 def _of_task(facts: Mapping[str, object], name: str, task: str | None) -> Any:

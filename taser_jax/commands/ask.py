@@ -11,7 +11,7 @@ import socket
 import textwrap
 from collections.abc import Sequence
 
-from taser_jax.assembly.model_directory import read_facts
+from taser_jax.assembly.model_directory import read_facts, read_model_config
 from taser_jax.assembly.run_record import task_names
 from taser_jax.devices.hosts import keep_compiled_programs
 from taser_jax.retrieval.passages import Hit
@@ -217,7 +217,8 @@ def serve(*, directory: str, options: ServeOptions = ServeOptions()) -> None:
 def _served(directory: pathlib.Path) -> Retriever:
     """Its retriever; where tasks differ, as the first's: requests name the others."""
     parts = read_parts(directory)
-    names = task_names(read_facts(directory if parts is None else parts.model_dir))
+    model_dir = directory if parts is None else parts.model_dir
+    names = task_names(read_facts(model_dir), read_model_config(model_dir))
     return Retriever.load(directory, task=names[0] if names else None)
 
 

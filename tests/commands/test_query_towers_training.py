@@ -9,6 +9,8 @@ import tiny_training
 from tiny_models import assert_close, one_block
 
 from taser_jax.assembly.model_directory import load_model
+from taser_jax.commands.ask import _served
+from taser_jax.data.text.wordpiece import WordPieceVocabulary
 from taser_jax.models.batch import Role
 from taser_jax.models.dual_encoder import Towers
 from taser_jax.models.routing import ExpertConfig
@@ -62,3 +64,17 @@ def test_a_task_without_a_tower_is_reported_before_anything_is_computed(tiny_sto
     with pytest.raises(ConfigError, match=r"(?s)no query tower for second.*query_tasks: first"):
         start(tmp_path / "model", tiny_store_dir, q_spec(TIED["bert"], ("first",)))
     assert not (tmp_path / "model").exists()
+
+
+def test_it_is_served_with_the_query_tower_of_the_task_asked_for(tiny_store_dir, tmp_path):
+    model = q_spec(TIED["bert"]).with_transformer(max_length=64)
+    tiny_training.write_untrained(tmp_path / "model", model, tiny_store_dir)
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a"]
+    WordPieceVocabulary(pieces).save(str(tmp_path / "model" / "vocabulary"))
+    served = _served(tmp_path / "model")
+    assert served.tasks == TASKS
+    # A request may name none: it is the first's.
+    for retriever in (served, served.for_task("second")):
+        assert retriever.encode_queries(["a"]).shape == (1, model.embedding_dim)
+    with pytest.raises(ConfigError, match=r"(?s)no task 'third'.*tasks: first, second"):
+        served.for_task("third")
