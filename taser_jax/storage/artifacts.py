@@ -311,7 +311,7 @@ def require_equal(
     for name in sorted(expected.keys() & recorded.keys()):
         if recorded[name] != expected[name]:
             raise FingerprintError(
-                f"{what} was made from {name} {recorded[name]}",
+                f"made from {name} {recorded[name]}",
                 where=what,
                 expected=f"{name} {expected[name]}",
                 fix=fix,

@@ -85,7 +85,7 @@ def test_tokens_of_another_collection_or_vocabulary_are_refused(
     small_world, compared, tmp_path, capsys
 ):
     made = compared / "taser-2"
-    said = {"vocabulary": "was made from vocabulary strange", "collection": "begun with"}
+    said = {"vocabulary": ": made from vocabulary strange", "collection": "begun with"}
     for field, expected in said.items():
         changed = shutil.copytree(small_world.token_store, tmp_path / field)
         _edit(changed / "metadata.json", **{f"{field}_fingerprint": "strange"})
@@ -99,7 +99,7 @@ def test_tokens_of_another_collection_or_vocabulary_are_refused(
         fingerprints = json.loads(metadata.read_text())["fingerprints"]
         _edit(metadata, fingerprints={**fingerprints, "collection": "another"})
         searched = _search(small_world, copied / "embeddings", copied / "index", tmp_path / "runs")
-        assert f"{place} was made from collection another" in refused(capsys, "search", *searched)
+        assert f"{place}: made from collection another" in refused(capsys, "search", *searched)
     assert not (tmp_path / "runs").exists()
 
 

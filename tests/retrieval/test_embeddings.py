@@ -201,7 +201,7 @@ def test_queries_stay_float32_beside_bfloat16_passages(tmp_path):
 def test_another_token_store_than_the_passages_is_refused(tmp_path):
     encode_split(make_queries(), tmp_path)
     others = {**FINGERPRINTS, "passages": "other"}
-    message = r"(?s)queries/nq\.test was made from passages p1.*passages other.*fix: encode queries"
+    message = r"(?s)queries/nq\.test: made from passages p1.*passages other.*fix: encode queries"
     with pytest.raises(FingerprintError, match=message):
         QueryEmbeddings.of_split(tmp_path, "nq", "test", fingerprints=others)
     with pytest.raises(FingerprintError, match="begun with fingerprints"):

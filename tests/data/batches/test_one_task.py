@@ -231,7 +231,7 @@ def test_bad_data_is_named(toy, tmp_path):
     with pytest.raises(ConfigError, match="50 negatives per query from 40 passages"):
         BatchStream(store, tasks, with_config(num_negatives=50))
     other, _ = write_store(tmp_path, {"t": ([[0]], None)})
-    with pytest.raises(FingerprintError, match=r"task 'nq'.*was made from collection"):
+    with pytest.raises(FingerprintError, match=r"task 'nq'.*: made from collection"):
         BatchStream(other, {"nq": nq}, with_config(rates={}))
     with pytest.raises(ConfigError, match="8 queries in 3 parts"):
         BatchStream(store, tasks, CONFIG, share=HostShare((0,), 3))

@@ -148,7 +148,7 @@ def test_a_temperature_of_other_judgements_is_not_taken(fused, start, small_worl
     queries = list(QuerySet.open(data_dir, "small", "code", "validation"))
     changed = [dataclasses.replace(query, positives=(0,), relevance=()) for query in queries]
     write_queries(data_dir, "small", "code", "validation", changed)
-    with pytest.raises(FingerprintError, match=r"temperature.json was made from queries"):
+    with pytest.raises(FingerprintError, match=r"temperature.json: made from queries"):
         start(output_dir, data_dir=str(data_dir))
 
 
@@ -164,7 +164,7 @@ def test_results_with_own_passages_are_not_taken_for_those_without(
     for name in specialists:
         shutil.rmtree(tmp_path / "specialists" / name / "lists")
         shutil.rmtree(tmp_path / "specialists" / name / "confidence")
-    with pytest.raises(FingerprintError, match=r"temperature.json was made from judge qrels, k 20"):
+    with pytest.raises(FingerprintError, match=r"temperature.json: made from judge qrels, k 20"):
         start(tmp_path, **own)
 
 
