@@ -39,6 +39,7 @@ def test_a_finished_stage_is_not_run_again(tmp_path):
         ({"steps": 4, "tasks": ["x"]}, "steps was 3 when this stage ran, now 4"),
         ({"tasks": ["x"]}, "steps"),
         ({"steps": 3, "tasks": ["x"], "seed": 0}, "seed"),
+        ({"steps": 3, "tasks": ["x"], "checksums": {"films.details.tsv": "0"}}, "details.tsv"),
     ],
 )
 def test_other_inputs_are_named(tmp_path, inputs, named):
