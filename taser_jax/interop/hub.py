@@ -251,6 +251,13 @@ def read_projection(directory: pathlib.Path) -> Float[np.ndarray, "embed dim"] |
     return np.ascontiguousarray(np.asarray(tensors["linear.weight"], np.float32).T)
 
 
+def read_normalization(directory: pathlib.Path) -> Normalization | None:
+    """The normalisation that a model of any modules names; None without a modules.json."""
+    modules = read_typed(directory / MODULES_FILE, list[_Module], absent=[])
+    normalizes = any(module.type.endswith(".Normalize") for module in modules)
+    return (Normalization.L2 if normalizes else Normalization.NONE) if modules else None
+
+
 def read_prompts(
     directory: pathlib.Path, vocabulary: Vocabulary
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:

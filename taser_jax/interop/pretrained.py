@@ -15,7 +15,12 @@ from flax.traverse_util import flatten_dict
 
 from taser_jax.interop.bert import encoder_from_tensors
 from taser_jax.interop.bert_formats import bert_config
-from taser_jax.interop.hub import fetch, read_encoder_settings, read_projection
+from taser_jax.interop.hub import (
+    fetch,
+    read_encoder_settings,
+    read_normalization,
+    read_projection,
+)
 from taser_jax.interop.t5 import (
     t5_config,
     t5_from_t5x,
@@ -233,6 +238,12 @@ def _read_t5(directory: pathlib.Path, config: T5DualEncoderConfig, tree: Params 
     if tree is None:
         t5 = t5_from_tensors(read_tensors(directory), model, where=where)
         projection = read_projection(directory)
+        named = read_normalization(directory)
+        if named not in (None, config.normalization):
+            logger.warning(
+                "%s: its modules.json names normalization %r, and T5DualEncoderConfig has %r",
+                *(directory, named.value, config.normalization.value),
+            )
     else:
         t5 = t5_from_t5x(tree, model, where=where)
         projection = tree.get(_PROJECTION, {}).get("kernel")
