@@ -15,6 +15,7 @@ import re
 import zlib
 from collections.abc import Iterable, Iterator
 from typing import IO, TypeVar
+from xml.etree.ElementTree import Element, ParseError, XMLPullParser
 
 from etils import epath
 
@@ -35,9 +36,9 @@ _VISIBLE = re.compile(r"(?s)(?!(.*/)?(\.|__MACOSX/))").match
 _BETWEEN_VALUES = " \t\r\n,["
 
 
-def text_files(folder: pathlib.Path) -> list[pathlib.Path]:
-    """The text files of a folder and of those in it, sorted."""
-    return [path for path in visible_files(folder) if is_text(path) and not path.is_dir()]
+def texts_among(files: Iterable[pathlib.Path]) -> list[pathlib.Path]:
+    """The text files among what `visible_files` gives."""
+    return [path for path in files if is_text(path) and not path.is_dir()]
 
 
 def visible_files(folder: pathlib.Path) -> list[pathlib.Path]:
@@ -179,6 +180,37 @@ def tagged_blocks(path: FilePath, tag: str) -> Iterator[tuple[str, str]]:
             if start and line.lower().endswith(f"</{tag}>"):
                 yield start, "".join(lines)
                 start = ""
+
+
+def xml_elements(path: FilePath, *tags: str) -> Iterator[tuple[str, Element]]:
+    """Yields (file:line of its end, element) of these tags; what has been read is emptied.
+
+    Raises:
+        DataError: XML that is malformed or cut off, or that declares entities, which a few lines
+            can make as large as the memory.
+    """
+    parser: XMLPullParser[Element] = XMLPullParser(["end"])
+    where = os.fspath(path)
+    try:
+        for number, content in numbered_lines(path):
+            where = f"{os.fspath(path)}:{number}"
+            if "<!ENTITY" in content:
+                fix = "write what they stand for in their places, and remove <!ENTITY ...>"
+                raise DataError("it declares entities", where=where, fix=fix)
+            parser.feed(content)
+            for event in parser.read_events():
+                element = event[-1]
+                assert isinstance(element, Element)
+                # Of a name in a namespace, {http://...}topic, the last part counts.
+                element.tag = element.tag.rpartition("}")[2]
+                if element.tag in tags:
+                    yield where, element
+                    # Millions of elements would fill the memory.
+                    element.clear()
+        parser.close()
+    except ParseError as error:
+        fix = "correct it (& in a text is &amp;), or copy the file again"
+        raise DataError(f"not complete XML: {error}", where=where, fix=fix) from error
 
 
 def _lines(stream: IO[bytes]) -> Iterator[bytes]:

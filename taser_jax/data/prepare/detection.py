@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from taser_jax.data.collections.store import SPLITS
-from taser_jax.data.files import first_lines, text_files, visible_files
+from taser_jax.data.files import first_lines, texts_among, visible_files
 from taser_jax.data.prepare.splits import WHOLE, QuestionFiles
 from taser_jax.data.readers.fields import (
     SHARD,
@@ -138,9 +138,10 @@ def detect(directory: str | os.PathLike[str], name: str = "") -> Detected:
         for file in files[role]:
             if file not in used:
                 logger.warning("%s is left out: no %s have its task and split", file, other)
-    passages = files[_Role.PASSAGES]
+    passages, visible = files[_Role.PASSAGES], visible_files(folder)
+    texts = texts_among(visible)
     if not passages and not judged:
-        passages = files[_Role.PAIRS] or ([str(folder)] if text_files(folder) else [])
+        passages = files[_Role.PAIRS] or ([str(folder)] if texts else [])
     if not passages or len(files[_Role.PASSAGES]) > 1:
         described = [
             f"{pathlib.Path(file).name}: {role.value}"
@@ -151,10 +152,10 @@ def detect(directory: str | os.PathLike[str], name: str = "") -> Detected:
     for file in files[_Role.OTHER]:
         logger.warning("%s is left out: %s", file, _Role.OTHER.value)
     # Further shards are read with the first.
-    beside = {str(first_shard(file)) for file in visible_files(folder)}.difference(*files.values())
+    beside = {str(first_shard(file)) for file in visible}.difference(*files.values())
     place = passages[0]
     if place == str(folder):
-        beside, place = beside.difference(map(str, text_files(folder))), ".txt, .md and .html files"
+        beside, place = beside.difference(map(str, texts)), ".txt, .md and .html files"
     if beside:
         message = "%d other files are left out, such as %s: the passages are those of %s"
         logger.warning(message, len(beside), ", ".join(sorted(beside)[:3]), place)

@@ -12,7 +12,6 @@ import pathlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
-from xml.etree.ElementTree import Element, ParseError, XMLPullParser
 
 import msgspec
 import numpy as np
@@ -125,36 +124,6 @@ def _spans_rows(row: Sequence[str], delimiter: str) -> bool:
     ids = (line.partition(delimiter)[0] for line in lines)
     kinds = {re.sub(r"[^\W\d]+", "a", re.sub(r"\d+", "0", id)) for id in ids}
     return len(kinds) == 1 and " " not in kinds.pop()
-
-
-def xml_elements(path: FilePath, *tags: str) -> Iterator[tuple[str, Element]]:
-    """Yields (file:line of its end, element) of these tags; what has been read is emptied.
-
-    Raises:
-        DataError: XML that is malformed or cut off, or that declares entities, which a few lines
-            can make as large as the memory.
-    """
-    parser: XMLPullParser[Element] = XMLPullParser(["end"])
-    where = os.fspath(path)
-    try:
-        for where, content in lines_of(path):
-            if "<!ENTITY" in content:
-                fix = "write what they stand for in their places, and remove <!ENTITY ...>"
-                raise DataError("it declares entities", where=where, fix=fix)
-            parser.feed(content)
-            for event in parser.read_events():
-                element = event[-1]
-                assert isinstance(element, Element)
-                # Of a name in a namespace, {http://...}topic, the last part counts.
-                element.tag = element.tag.rpartition("}")[2]
-                if element.tag in tags:
-                    yield where, element
-                    # Millions of elements would fill the memory.
-                    element.clear()
-        parser.close()
-    except ParseError as error:
-        fix = "correct it (& in a text is &amp;), or copy the file again"
-        raise DataError(f"not complete XML: {error}", where=where, fix=fix) from error
 
 
 class Role(enum.Enum):
@@ -273,8 +242,13 @@ class Record:
         return tuple(contexts)
 
     def positives(self) -> tuple[Passage, ...]:
-        """The passages that answer its question: its positives, or else its text or answer."""
-        return next(filter(None, map(self.passages, _ANSWERING)), ())
+        """The passages that answer its question: its positives, or else its text or answer.
+
+        A list of positives stands for itself, also if it is empty.
+        """
+        is_list = isinstance(self.values.get(self.first(Role.POSITIVE) or ""), list)
+        roles = (Role.POSITIVE,) if is_list else _ANSWERING
+        return next(filter(None, map(self.passages, roles)), ())
 
     def is_refuted(self) -> bool:
         """Whether a grade of 0 or below, or a word, says that what it quotes is no answer."""
@@ -297,7 +271,31 @@ def read_json(path: FilePath) -> Iterator[Record]:
 
 
 def _placed(path: FilePath, numbered: Iterable[tuple[int, dict[str, object]]]) -> Iterator[Record]:
-    return (Record(f"{os.fspath(path)}:{number}", values) for number, values in numbered)
+    return (Record(f"{os.fspath(path)}:{number}", _as_dpr(values)) for number, values in numbered)
+
+
+def _as_dpr(values: dict[str, Any]) -> dict[str, object]:
+    """Fields of LoTTE and MS MARCO under DPR's names; others as they are.
+
+    Example:
+        `"answer_pids": [7]`, of LoTTE, becomes `"positive_ctxs": [{"passage_id": 7}]`.
+    """
+    if isinstance(ids := values.get("answer_pids"), list):
+        return {**values, "positive_ctxs": [{"passage_id": id} for id in ids]}
+    marked: Iterable[tuple[Any, Any]]
+    match values.get("passages"):
+        case {"is_selected": list(marks), "passage_text": list(texts)}:
+            # As `datasets` stores a list of objects.
+            marked = zip(marks, texts, strict=False)
+        case [{"is_selected": _, "passage_text": _}, *_] as objects:
+            marked = [(each.get("is_selected"), each.get("passage_text")) for each in objects]
+        case _:
+            return values
+    contexts: dict[str, list[object]] = {"positive_ctxs": [], "hard_negative_ctxs": []}
+    for is_selected, text in marked:
+        contexts["positive_ctxs" if is_selected else "hard_negative_ctxs"].append(text)
+    is_unanswered = values.get("answers") == ["No Answer Present."]
+    return {**values, **contexts, **({"answers": []} if is_unanswered else {})}
 
 
 def read_records(path: FilePath) -> Iterator[Record] | None:
@@ -316,6 +314,9 @@ def read_records(path: FilePath) -> Iterator[Record] | None:
     for delimiter in _DELIMITERS:
         rows = quoted_rows(path, delimiter)
         where, header = next(rows, ("", []))
+        if re.fullmatch("sep=.?", "".join(header)):
+            # Tells Excel what separates the columns.
+            where, header = next(rows, ("", []))
         names = [name.strip() for name in header]
         known = roles_of(tuple(names))
         # A header has two names at least that are known; of a .csv or .tsv, a text's is enough.

@@ -14,7 +14,15 @@ from collections.abc import Iterator, Mapping
 import msgspec
 import regex
 
-from taser_jax.data.files import first_lines, is_text, numbered_lines, tagged_blocks, text_files
+from taser_jax.data.files import (
+    first_lines,
+    is_text,
+    numbered_lines,
+    tagged_blocks,
+    texts_among,
+    visible_files,
+    xml_elements,
+)
 from taser_jax.data.readers import fields
 from taser_jax.data.readers.fields import PARAGRAPH_END, Record, Role, Span
 from taser_jax.storage.artifacts import FilePath
@@ -139,7 +147,9 @@ def read_passages(
 def _located(path: FilePath, words: int) -> Iterator[LocatedPassage]:
     name = os.fspath(path).lower().removesuffix(".gz")
     if os.path.isdir(path):
-        yield from _of_texts(text_files(pathlib.Path(path)), pathlib.Path(path), words)
+        yield from _of_texts(
+            texts_among(visible_files(pathlib.Path(path))), pathlib.Path(path), words
+        )
     elif (records := fields.read_records(path)) is not None:
         yield from _of_records(path, records, words)
     elif "".join(first_lines(path)).lstrip().lower().startswith("<doc>"):
@@ -297,7 +307,7 @@ def _scope_notes(path: FilePath) -> Iterator[LocatedPassage]:
     """
     parts = ("ConceptUI", "ScopeNote", "ConceptName/String")
     tags = ("Concept", "DescriptorRecord", "QualifierRecord")
-    for where, element in fields.xml_elements(path, *tags):
+    for where, element in xml_elements(path, *tags):
         if element.find("ScopeNote") is not None:
             texts = (" ".join((element.findtext(part) or "").split()) for part in parts)
             yield LocatedPassage(where, Passage(*texts))

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from taser_jax.data.files import first_lines, json_records, tagged_blocks
+from taser_jax.data.files import first_lines, json_records, tagged_blocks, xml_elements
 from taser_jax.data.readers import fields
 from taser_jax.data.readers.fields import PARAGRAPH_END, Record, Role, Span
 from taser_jax.storage.artifacts import FilePath
@@ -246,7 +246,7 @@ def _sgml_topics(path: FilePath) -> Iterator[Record]:
 
 
 def _xml_topics(path: FilePath, tag: str) -> Iterator[Record]:
-    for where, topic in fields.xml_elements(path, tag):
+    for where, topic in xml_elements(path, tag):
         texts = {part.tag.lower(): part for part in topic} | {"": topic}
         words = {name: " ".join(part.itertext()).split() for name, part in texts.items()}
         yield Record(where, topic.attrib | {name: " ".join(text) for name, text in words.items()})

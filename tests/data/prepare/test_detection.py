@@ -2,6 +2,7 @@
 
 import json
 import logging
+import pathlib
 
 import pytest
 from written_files import write_all
@@ -144,6 +145,19 @@ def test_what_is_not_read_is_named(tmp_path, caplog):
     assert "cloned/linked: the passages are those of .txt," in caplog.text
     with pytest.raises(ConfigError, match=r"links\.csv: it is a file"):
         detect(tmp_path / "notes" / "links.csv")
+
+
+def test_a_folder_of_texts_is_walked_once(tmp_path, monkeypatch):
+    folder = write_all(tmp_path / "notes", {"a.md": "x", "b/c.md": "y", "d.csv": "url\n"})
+    walked, walk = [], pathlib.Path.rglob
+
+    def rglob(path, pattern):
+        walked.append(pattern)
+        return walk(path, pattern)
+
+    monkeypatch.setattr(pathlib.Path, "rglob", rglob)
+    assert detect(folder).passages == (str(folder),)
+    assert walked.count("*") == 1
 
 
 def test_queries_and_judgements_alone_are_named(tmp_path, caplog):

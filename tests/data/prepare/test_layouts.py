@@ -53,6 +53,7 @@ TABLE = _table([["Title", "Content", "doc-id"], *ROWS])
 PASSAGES = {
     "passages.csv": TABLE,
     "export.csv": _table([["Title", "Content", "doc-id"], *ROWS], ";"),
+    "excel.csv": "sep=;\n" + _table([["Title", "Content", "doc-id"], *ROWS], ";"),
     "judged.tsv": _table([["Title", "Content", "passage_id"], *ROWS], "\t"),
     "docs.jsonl": [dict(zip(("title", "contents", "docid"), row, strict=True)) for row in ROWS],
     "docs.sgml": "\n"
@@ -115,6 +116,38 @@ def test_a_data_set_of_mteb(tmp_path, prepare_notes, queries_of, caplog):
     }
     assert "2 other files are left out, such as " in caplog.text
     assert "notes/more.xlsx: the passages are those of " in caplog.text
+
+
+@pytest.mark.parametrize("name", ["test-00000-of-00001.parquet", "test.jsonl"])
+def test_passages_of_ms_marco_by_their_marks(prepare_notes, queries_of, name):
+    """The second question has no passage that answers it, and no answer is a passage."""
+    marked = {"is_selected": [0, 1, 0], "passage_text": TEXTS, "url": list("xyz")}
+    unmarked = {"is_selected": [0], "passage_text": ["No city."], "url": ["z"]}
+    answers = [["Aare"], ["No Answer Present."]]
+    columns = {"query": QUESTIONS[:2], "answers": answers, "query_id": [7, 8]}
+    content = _arrow(**columns, passages=[marked, unmarked])
+    if name.endswith("jsonl"):
+        lists = [
+            [dict(zip(of, each, strict=True)) for each in zip(*of.values(), strict=True)]
+            for of in (marked, unmarked)
+        ]
+        fields = zip(*columns.values(), lists, strict=True)
+        content = [dict(zip((*columns, "passages"), each, strict=True)) for each in fields]
+    _, store = prepare_notes({name: content})
+    assert sorted(passage.text for passage in store) == sorted([*TEXTS, "No city."])
+    first, second = queries_of("notes", "test")
+    assert (first.id, first.answers, second.answers) == ("7", ("Aare",), ())
+    assert [store[row].text for row in first.positives] == [TEXTS[1]]
+    assert {store[row].text for row in first.hard_negatives} == {TEXTS[0], TEXTS[2]}
+    assert second.positives == ()
+
+
+def test_questions_of_lotte_name_their_passages(prepare_notes, queries_of):
+    asked = [{"qid": 0, "query": QUESTIONS[1], "url": "x", "answer_pids": [1, 2]}]
+    collection = "".join(f"{number}\t{text}\n" for number, text in enumerate(TEXTS))
+    prepare_notes({"collection.tsv": collection, "qas.search.test.jsonl": asked})
+    (query,) = queries_of("qas-search", "test")
+    assert (query.text, query.positives) == (QUESTIONS[1], (1, 2))
 
 
 def test_a_heading_stands_with_what_follows(prepare_notes):
