@@ -15,9 +15,8 @@ from bert_checkpoints import CONFIG
 from safetensors.numpy import save
 from written_files import json_lines
 
-from taser_jax.data.readers.fields import read_qrels
 from taser_jax.data.readers.passages import read_passages
-from taser_jax.data.readers.questions import read_questions
+from taser_jax.data.readers.questions import read_qrels, read_questions
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.data.text.wordpiece import wordpiece_tokenizer
 from taser_jax.interop.bert_formats import bert_config

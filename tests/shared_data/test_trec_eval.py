@@ -3,7 +3,7 @@
 import pytest
 from read_by_hand import lines
 
-from taser_jax.data.readers.fields import read_qrels
+from taser_jax.data.readers.questions import read_qrels
 from taser_jax.evaluation.metrics import evaluate_qrels
 from taser_jax.retrieval.runs import Run, read_trec_run
 

@@ -28,9 +28,9 @@ from taser_jax.data.prepare.splits import (
     question_splits,
     without_small,
 )
-from taser_jax.data.readers.fields import content_id, read_qrels
+from taser_jax.data.readers.fields import content_id
 from taser_jax.data.readers.passages import LeftOut, LocatedPassage, read_passages
-from taser_jax.data.readers.questions import is_kilt
+from taser_jax.data.readers.questions import is_kilt, read_qrels
 from taser_jax.storage.artifacts import FilePath, replacing, split_path, write_text
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.records import Passage, Query, check_id, hash_share, normalized_content

@@ -12,9 +12,9 @@ from jaxtyping import Int32
 
 from taser_jax.data.collections.store import PassageStore
 from taser_jax.data.prepare.splits import QuestionSplit
-from taser_jax.data.readers.fields import Judgement, Span, read_qrels
+from taser_jax.data.readers.fields import Span
 from taser_jax.data.readers.passages import LeftOut, LocatedPassage
-from taser_jax.data.readers.questions import Provenance, Question
+from taser_jax.data.readers.questions import Judgement, Provenance, Question, read_qrels
 from taser_jax.storage.errors import DataError
 from taser_jax.storage.records import HashIndex, Passage, Query, check_id, text_hash
 

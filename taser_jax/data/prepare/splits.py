@@ -16,8 +16,7 @@ import numpy as np
 import scipy.sparse.csgraph
 
 from taser_jax.data.collections.store import SPLITS, checked_name, collection_directory, list_tasks
-from taser_jax.data.readers.fields import read_qrels
-from taser_jax.data.readers.questions import Question, read_questions
+from taser_jax.data.readers.questions import Question, read_qrels, read_questions
 from taser_jax.storage.artifacts import FilePath
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.progress import logger

@@ -1,4 +1,4 @@
-"""Records of files by the names of their fields: tables, JSON, Parquet; judgements."""
+"""Records of files by the names of their fields: tables, JSON, Parquet."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from taser_jax.data.files import json_records, numbered_lines
 from taser_jax.storage.artifacts import FilePath
@@ -28,23 +27,6 @@ _DELIMITERS = "\t,;|"
 # Paragraph and character in it. A whole paragraph ends at this character.
 Position = tuple[int, int]
 PARAGRAPH_END = (1 << 31) - 1
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Judgement:
-    """One line of a qrels file.
-
-    Attributes:
-        where: file:line it was read from.
-        query_id: the query.
-        passage_id: the judged passage.
-        relevance: grade; 0 and below mean not relevant.
-    """
-
-    where: str
-    query_id: str
-    passage_id: str
-    relevance: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -274,7 +256,7 @@ def _placed(path: FilePath, numbered: Iterable[tuple[int, dict[str, object]]]) -
     return (Record(f"{os.fspath(path)}:{number}", _as_dpr(values)) for number, values in numbered)
 
 
-def _as_dpr(values: dict[str, Any]) -> dict[str, object]:
+def _as_dpr(values: dict[str, object]) -> dict[str, object]:
     """Fields of LoTTE and MS MARCO under DPR's names; others as they are.
 
     Example:
@@ -282,13 +264,14 @@ def _as_dpr(values: dict[str, Any]) -> dict[str, object]:
     """
     if isinstance(ids := values.get("answer_pids"), list):
         return {**values, "positive_ctxs": [{"passage_id": id} for id in ids]}
-    marked: Iterable[tuple[Any, Any]]
+    marked: Iterable[tuple[object, object]]
     match values.get("passages"):
         case {"is_selected": list(marks), "passage_text": list(texts)}:
             # As `datasets` stores a list of objects.
             marked = zip(marks, texts, strict=False)
         case [{"is_selected": _, "passage_text": _}, *_] as objects:
-            marked = [(each.get("is_selected"), each.get("passage_text")) for each in objects]
+            dicts = [each for each in objects if isinstance(each, dict)]
+            marked = [(each.get("is_selected"), each.get("passage_text")) for each in dicts]
         case _:
             return values
     contexts: dict[str, list[object]] = {"positive_ctxs": [], "hard_negative_ctxs": []}
@@ -343,46 +326,6 @@ def named(
             fix = "check for a missing tab, tabs or newlines within a text, or a quote left open"
             raise DataError(f"{len(row)} columns, not {expected}", where=where, fix=fix)
         yield Record(where, dict(zip(names, row, strict=False)))
-
-
-def read_qrels(path: FilePath) -> Iterator[Judgement]:
-    """Relevance judgements in TREC's columns, or in those that a header names, as in BEIR's files.
-
-    TREC: query id, iteration (ignored), passage id, grade, separated by white space. Named columns
-    of a query's and a passage's id alone have the grade 1.
-
-    Args:
-        path: local or gs://, plain or `.gz`.
-
-    Yields:
-        Judgements in the file's order, those of grade 0 included.
-
-    Raises:
-        DataError: malformed input; names file:line, the field and the fix.
-    """
-    records = read_records(path)
-    if records is None:
-        names = ("query-id", "iteration", "corpus-id", "score")
-        expected = "TREC's 4, query id, 0, passage id and grade, nor named by a header"
-        records = named(plain_rows(path, None), names, expected)
-    for record in records:
-        query = record.first(Role.QUERY_ID, Role.QUESTION)
-        passage = record.first(Role.PASSAGE_ID, Role.ID)
-        grade = record.first(Role.RELEVANCE)
-        values, where = record.values, record.where
-        if query is None or passage is None or (grade is None and len(values) > 2):
-            problem = f"its columns are {', '.join(values)}"
-            fix = "name them query-id, corpus-id and score"
-            raise DataError(problem, where=where, fix=fix)
-        written = "1" if grade is None else str(values[grade])
-        try:
-            # Floats, as pandas writes them, count if they are whole.
-            relevance = int(np.int32(re.sub(r"\.0*$", "", written.strip())))
-        except (ValueError, OverflowError) as error:
-            fix = "write an integer of 32 bits"
-            problem = f"the grade is {written!r}"
-            raise DataError(problem, where=where, fix=fix) from error
-        yield Judgement(where, str(values[query]), str(values[passage]), relevance)
 
 
 # Ends the name of a file that is one of several: "-00000-of-00003".

@@ -1,4 +1,4 @@
-"""Questions of any format: DPR's JSON and `.qa.csv`, BEIR's and KILT's JSON lines, plain tables.
+"""Questions of any format, DPR's, BEIR's, KILT's, TREC's and plain tables, and judgements.
 
 DPR's formats as published with Karpukhin et al., 2020, and as pyserini writes the same topics;
 KILT's as published with Petroni et al., 2021.
@@ -14,11 +14,13 @@ import re
 from collections.abc import Iterator, Mapping
 
 import msgspec
+import numpy as np
 
 from taser_jax.data.files import first_lines, json_records, tagged_blocks, xml_elements
 from taser_jax.data.readers import fields
 from taser_jax.data.readers.fields import PARAGRAPH_END, Record, Role, Span
 from taser_jax.storage.artifacts import FilePath
+from taser_jax.storage.errors import DataError
 from taser_jax.storage.records import Passage
 from taser_jax.storage.typed_files import typed
 
@@ -287,3 +289,60 @@ def _answers(record: Record) -> tuple[str, ...]:
     fix = "write a list of strings, such as ['Paris']"
     answers = typed(value, list[str | int | float], where=record.place(field), fix=fix)
     return tuple(map(str, answers))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Judgement:
+    """One line of a qrels file.
+
+    Attributes:
+        where: file:line it was read from.
+        query_id: the query.
+        passage_id: the judged passage.
+        relevance: grade; 0 and below mean not relevant.
+    """
+
+    where: str
+    query_id: str
+    passage_id: str
+    relevance: int
+
+
+def read_qrels(path: FilePath) -> Iterator[Judgement]:
+    """Relevance judgements in TREC's columns, or in those that a header names, as in BEIR's files.
+
+    TREC: query id, iteration (ignored), passage id, grade, separated by white space. Named columns
+    of a query's and a passage's id alone have the grade 1.
+
+    Args:
+        path: local or gs://, plain or `.gz`.
+
+    Yields:
+        Judgements in the file's order, those of grade 0 included.
+
+    Raises:
+        DataError: malformed input; names file:line, the field and the fix.
+    """
+    records = fields.read_records(path)
+    if records is None:
+        names = ("query-id", "iteration", "corpus-id", "score")
+        expected = "TREC's 4, query id, 0, passage id and grade, nor named by a header"
+        records = fields.named(fields.plain_rows(path, None), names, expected)
+    for record in records:
+        query = record.first(Role.QUERY_ID, Role.QUESTION)
+        passage = record.first(Role.PASSAGE_ID, Role.ID)
+        grade = record.first(Role.RELEVANCE)
+        values, where = record.values, record.where
+        if query is None or passage is None or (grade is None and len(values) > 2):
+            problem = f"its columns are {', '.join(values)}"
+            fix = "name them query-id, corpus-id and score"
+            raise DataError(problem, where=where, fix=fix)
+        written = "1" if grade is None else str(values[grade])
+        try:
+            # Floats, as pandas writes them, count if they are whole.
+            relevance = int(np.int32(re.sub(r"\.0*$", "", written.strip())))
+        except (ValueError, OverflowError) as error:
+            fix = "write an integer of 32 bits"
+            problem = f"the grade is {written!r}"
+            raise DataError(problem, where=where, fix=fix) from error
+        yield Judgement(where, str(values[query]), str(values[passage]), relevance)

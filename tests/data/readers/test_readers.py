@@ -10,9 +10,9 @@ import pytest
 from written_files import write
 
 from taser_jax.data.readers import fields
-from taser_jax.data.readers.fields import content_id, read_qrels
+from taser_jax.data.readers.fields import content_id
 from taser_jax.data.readers.passages import PARAGRAPH_END, LeftOut, Span, chunk_page, read_passages
-from taser_jax.data.readers.questions import Question, read_kilt, read_questions
+from taser_jax.data.readers.questions import Question, read_kilt, read_qrels, read_questions
 from taser_jax.storage.errors import DataError
 from taser_jax.storage.records import Passage
 
