@@ -34,7 +34,7 @@ ROOMS = {
     "assembly": 1_511,
     "cli": 1_233,
     "commands": 4_413,
-    "data": 5_603,
+    "data": 5_604,
     "devices": 1_046,
     "evaluation": 1_290,
     "interop": 2_671,
@@ -48,16 +48,16 @@ ROOMS = {
     "training": 1_266,
 }
 OTHERS = {
-    "lines of code": 29_296,
+    "lines of code": 29_297,
     "percent of code that imports or raises": 14.0,
     "files": 188,
-    "lines of the longest file": 425,
+    "lines of the longest file": 416,
     "loose files": 3,
     "rooms at the top": 14,
     "rooms on all floors": 25,
     "commands": 30,
     "fields that nothing binds": 31,
-    "Any in annotations": 106,
+    "Any in annotations": 103,
     "modules that train imports": 75,
     # README.md and docs/*.md, without the pages that are generated.
     "words of documentation": 34_998,
