@@ -148,6 +148,20 @@ def test_a_task_without_any_positive(store):
         validate(store, empty)
 
 
+def test_worked_examples_of_the_docstrings():
+    no_others = PoolConfig(other_negatives=0)
+    pool = select_pool([[4], [1, 9]], [[7], [4]], num_passages=10, config=no_others)
+    assert pool.query_rows.tolist() == [0, 1]
+    assert pool.passage_rows.tolist() == [1, 4, 7]
+    assert pool.positive_index.tolist() == [1, 0]
+    result = rank_in_pool(
+        np.array([[1.0, 0.0]], np.float32),
+        np.array([[0.5, 0], [2, 0], [1, 0]], np.float32),
+        positive_index=np.array([2]),
+    )
+    assert result.tolist() == [2]
+
+
 def test_pool_takes_what_dpr_takes():
     rng = np.random.default_rng(0)
     positives = [[int(rng.integers(1000))] if i % 3 else [] for i in range(60)]

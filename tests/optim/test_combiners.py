@@ -128,6 +128,25 @@ def test_pcgrad_equals_its_papers_algorithm(reduction):
     assert float(state.report.scalars["conflicts"]) == pytest.approx(conflicts)
 
 
+@pytest.mark.parametrize(
+    ("combiner", "gradients", "losses", "expected", "weights"),
+    [
+        (pcgrad, [[1, 0], [-1, 1]], [1, 1], [0.5, 1.5], [2, 1.5]),
+        (cgd, [[3, 4], [0, 2]], [4, 1], [2.8577, 3.9051], [0.9526, 0.0474]),
+        # GradNorm's report has the weights that were used, its memory the next ones.
+        (gradnorm, [[4, 0], [0, 2]], [3, 5], [4, 2], [1, 1]),
+    ],
+)
+def test_worked_examples_of_the_docstrings(combiner, gradients, losses, expected, weights):
+    numbers = {"loss_exponent": 0.5, "temperature": 1.0} if combiner is cgd else {}
+    problem = [({"w": np.array(gradients, np.float32)}, np.array(losses, np.float32))]
+    [updates], state = run(combiner(tasks=("a", "b"), **numbers), {"w": jnp.zeros(2)}, problem)
+    np.testing.assert_allclose(updates["w"], expected, atol=2e-4)
+    np.testing.assert_allclose(state.report.weights, weights, atol=5e-5)
+    if combiner is gradnorm:
+        np.testing.assert_allclose(state.memory.weights, [0.975, 1.025], rtol=1e-5)
+
+
 def test_orders_are_permutations_that_differ_by_task_and_key():
     orders = np.stack([visiting_orders(jax.random.key(k), 5) for k in range(40)])
     assert (np.sort(orders, axis=-1) == np.arange(5)).all()

@@ -60,6 +60,13 @@ def adversarial(rng):
     }
 
 
+def test_worked_example():
+    # |4, 0, -1, 9| sorted: 0, 1, 4, 9. The lower of the middle two is 1; of 1, 4, 9 it is 4.
+    values = [jnp.array([[4.0, 0.0, -1.0, 9.0]])]
+    assert float(lower_median(values).value[0]) == 1.0
+    assert float(lower_median(values, over=MedianOver.NONZERO).value[0]) == 4.0
+
+
 @pytest.mark.parametrize("guess", ["none", "right", "wrong"])
 def test_it_equals_a_sort_whatever_the_distribution(guess):
     rng = np.random.default_rng(5)

@@ -96,6 +96,11 @@ def one_step(params, gradients):
     return combined["w"], state
 
 
+def test_worked_example():
+    combined, _ = one_step(jnp.array([1.0, 2.0]), jnp.array([[1.0, 2.0], [3.0, 1.0]]))
+    np.testing.assert_allclose(combined, [2.2449, 1.9526], atol=5e-5)
+
+
 def test_scaling_a_task_leaves_weights_as_they_are():
     problem = steps(4)
     louder = [

@@ -1,4 +1,4 @@
-"""BERT and its relatives, weights and files, beside Hugging Face's PyTorch models, live."""
+"""BERT and its relatives, weights and tokens, beside Hugging Face's PyTorch models, live."""
 
 import json
 import pathlib
@@ -10,9 +10,11 @@ import pytest
 from hugging_face_parity import last_states, relative_error
 from safetensors.numpy import save_file
 
+from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.interop.bert import bert_leaves, encoder_from_tensors
 from taser_jax.interop.bert_formats import bert_config, config_to_json
 from taser_jax.interop.tensors import params_to_tensors, read_tensors
+from taser_jax.interop.tokenizer_files import write_tokenizer
 from taser_jax.models.bert_config import Family
 from taser_jax.storage.errors import DataError
 
@@ -158,3 +160,34 @@ def test_a_pytorch_file_in_bfloat16_and_damaged_ones(tmp_path, monkeypatch):
     with pytest.raises(DataError, match="cannot be read"):
         read_tensors(tmp_path)
     assert not (tmp_path / "created-by-a-pickle").exists()
+
+
+WORDS = """
+Retrieval of the 12,000 passages; isn't it? naïve CAFÉ Ångström straße ΣΊΣΥΦΟΣ İstanbul ﬁ Ⅷ ①
+北京 東京タワー 한국어 Привет мир! שלום العربية हिन्दी ไทย 😀👍🏽 x²+y³=z ½ $5.99 50% e-mail é é
+foo_bar(baz) http://a.b/c?d=e#f “quoted” ‘single’ — dash … ellipsis c++ C# .NET 1e-5 0xFF ##ing
+"""
+
+
+def texts():
+    """Some hundred: words, numbers, punctuation, accents, scripts, odd spaces, long words."""
+    rng = np.random.default_rng(0)
+    odd = ["\u00a0nbsp\u3000wide\u200bzero", "tab\there", "new\nline", "nul\u0000\ufffd\u0007bell"]
+    words = [*WORDS.split(), *odd]
+    made = [" ".join(rng.choice(words, rng.integers(1, 25))) for _ in range(300)]
+    return [*words, *made, "", " ", "a" * 100, "a" * 101]
+
+
+def test_ids_are_transformers(minilm, tmp_path):
+    vocabulary = load_vocabulary(minilm)
+    write_tokenizer(minilm, tmp_path, max_length=24)
+    all_texts = texts()
+    expected = [[101, *ids, 102] for ids in vocabulary.encode(all_texts)]
+    theirs = transformers.AutoTokenizer.from_pretrained(minilm)
+    ours = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for tokenizer in (theirs, ours):
+        tokenizer.model_max_length = 10**6
+        encoded = tokenizer(all_texts, truncation=False, padding=False)["input_ids"]
+        assert len(encoded) == len(expected) > 300
+        different = [t for t, a, b in zip(all_texts, encoded, expected, strict=True) if a != b]
+        assert not different

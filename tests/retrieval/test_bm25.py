@@ -1,4 +1,4 @@
-"""BM25 against its formula in float64; ties, misses, reuse and refusals."""
+"""BM25 by hand and against its formula in float64; ties, misses, reuse and refusals."""
 
 import collections
 import math
@@ -27,6 +27,17 @@ def oracle(passages, query, k1, b):
             tf = collections.Counter(words)[word]
             scores[row] += idf * tf / (tf + k1 * (1 - b + b * len(words) / mean))
     return scores
+
+
+def test_by_hand(tmp_path):
+    assert bm25.title_and_text(Passage(id="1", title="cat", text="sat")) == "cat sat"
+    # Two passages of two words; "cat" is in one: idf = ln(1 + 1.5/1.5) = ln 2, tf = 1, mean
+    # length, so the score is ln 2 / (1 + 0.9).
+    index = bm25.Bm25Index.build(["cat sat", "dog sat"], tmp_path / "index", config=PLAIN)
+    hits = index.search(["cat"], 2)
+    assert hits.rows.tolist() == [[0, -1]]
+    assert hits.scores[0, 0] == pytest.approx(math.log(2) / 1.9, rel=1e-6)
+    assert hits.scores[0, 1] == -np.inf
 
 
 def test_equals_the_formula_with_ties_by_row(tmp_path):
@@ -73,7 +84,6 @@ def test_a_possessive_is_its_word(tmp_path):
 def test_stems_and_stopwords(tmp_path):
     texts = ["The cats were running", "a dog"]
     texts.insert(0, "")  # Passages without words keep their rows.
-    assert bm25.title_and_text(Passage(id="1", title="cat", text="sat")) == "cat sat"
     stemmed = bm25.Bm25Index.build(texts, tmp_path / "stemmed")
     assert stemmed.search(["CAT run", "the a"], 1).rows.tolist() == [[1], [-1]]
     plain = bm25.Bm25Index.build(texts, tmp_path / "plain", config=PLAIN)

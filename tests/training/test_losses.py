@@ -42,6 +42,15 @@ def mean_loss(q, p, positive, ignore):
     return loss_of(q, p, positive, ignore).loss
 
 
+def test_worked_example_of_the_docstring():
+    queries = [[2.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 3.0]]
+    result = loss_of(queries, np.eye(4), [0, 2])
+    np.testing.assert_allclose(result.per_query_loss, [0.493812, 2.210998], atol=2e-6)
+    assert result.loss == pytest.approx(1.352405, abs=2e-6)
+    assert result.rank.tolist() == [1, 2]
+    assert result.accuracy == 0.5
+
+
 @pytest.mark.parametrize(
     ("temperature", "dtype"), [(1.0, "float32"), (0.1, "float32"), (1.0, "bfloat16")]
 )

@@ -11,6 +11,7 @@ from tiny_training import store_writer
 from taser_jax.data.batches.every_task import TaskBatchingConfig, TaskBatchStream
 from taser_jax.data.batches.one_task import BatchStream
 from taser_jax.data.batches.stream import BatchingConfig, Layout, Padding, drawn_lengths, lengths_at
+from taser_jax.data.token_store.arrays import TokenArray
 from taser_jax.devices.mesh import HostShare
 from taser_jax.models.batch import TokenGroups, Tokens, abstract_batch, in_groups, sizes_of
 from taser_jax.storage.errors import ConfigError
@@ -80,6 +81,16 @@ def test_a_layout_by_hand():
     assert layout == Layout(sizes=(2, 2), lengths=(8, 40))
     assert layout.holds(np.array([40, 8, 8, 9]))
     assert not layout.holds(np.array([40, 8, 9, 9]))
+
+
+def test_a_group_by_hand():
+    ids = np.array([[1, 2, 3], [4, 0, 0], [5, 6, 0], [7, 0, 0]])
+    texts = TokenArray(ids, np.array([3, 1, 2, 1]))
+    layout = Layout(sizes=(2, 2), lengths=(1, 4))
+    grouped = layout.group(texts, np.array([2, 3, 0, 1]), HostShare())
+    groups = [group.ids.tolist() for group in grouped.groups]
+    assert groups == [[[7], [4]], [[5, 6, 0, 0], [1, 2, 3, 0]]]
+    assert grouped.place.tolist() == [2, 0, 3, 1]
 
 
 def test_batches_are_those_of_full_padding(store):

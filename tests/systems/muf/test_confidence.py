@@ -1,4 +1,4 @@
-"""Confidence and its calibration: against float64 NumPy, and what must hold."""
+"""Confidence and its calibration: by hand, against float64 NumPy, and what must hold."""
 
 import logging
 
@@ -11,6 +11,7 @@ from taser_jax.storage.errors import DataError
 from taser_jax.systems.muf.confidence import (
     choose_temperature,
     confidence,
+    mutual_information,
     query_confidence,
     reliability,
 )
@@ -44,6 +45,13 @@ def problem(seed=0):
     rows = np.stack([rng.permutation(40)[:K] for _ in range(QUERIES)]).astype(np.int32)
     rows[1, 4:], rows[2] = -1, -1
     return members, vectors, SearchResult(rows, np.zeros(rows.shape, np.float32))
+
+
+def test_by_hand():
+    p = jnp.array([[0.75, 0.25], [0.25, 0.75]])
+    assert float(mutual_information(p)) == pytest.approx(0.130812, abs=1e-6)
+    w = confidence(jnp.log(p)[None], jnp.ones((1, 2), bool), temperature=1.0)
+    assert float(w[0]) == pytest.approx(0.811278, abs=1e-6)
 
 
 def confidences(members, vectors, result, **options):
