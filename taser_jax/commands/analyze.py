@@ -219,7 +219,9 @@ def _task_losses(
     model: DualEncoder, tasks: Sequence[str], *, objective: ObjectiveConfig, num_chunks: int
 ) -> dict[str, specialty.TaskLoss]:
     """The contrastive loss of each task's batch, without dropout or regulariser."""
-    plain = dataclasses.replace(objective, regularizer=None)
+    plain = dataclasses.replace(objective, regularizer=None).for_model(
+        dim=model.config.embedding_dim, normalization=model.config.normalization
+    )
     loss = make_loss(model, objective=plain, num_chunks=num_chunks, train=False)
 
     def of_task(params: PyTree, batch: Batch, *, task: str) -> jax.Array:

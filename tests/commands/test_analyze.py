@@ -10,19 +10,24 @@ import numpy as np
 import pytest
 import tiny_training
 
+from taser_jax.assembly.data import training_queries
 from taser_jax.assembly.model_directory import write_run_record
-from taser_jax.commands.analyze import AnalysisConfig, analyze
-from taser_jax.data.batches.every_task import TaskBatchingConfig
+from taser_jax.commands.analyze import AnalysisConfig, _task_losses, analyze
+from taser_jax.data.batches.every_task import TaskBatchingConfig, TaskBatchStream
+from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.mesh import MeshConfig
 from taser_jax.devices.partitioning import leaves_by_path
 from taser_jax.evaluation.specialty import Specialty
+from taser_jax.models.batch import Normalization
 from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.models.parameters import abstract_params, init_params
 from taser_jax.optim.median import MedianOver
 from taser_jax.optim.multitask import Combiner, MultitaskConfig, build_multitask_optimizer
 from taser_jax.optim.optimizers import OptimizerConfig
 from taser_jax.storage.errors import ConfigError
+from taser_jax.training.batch_loss import make_loss
 from taser_jax.training.checkpoints import CheckpointConfig, Checkpoints
+from taser_jax.training.objective import ObjectiveConfig
 from taser_jax.training.state import init_state
 
 pytestmark = pytest.mark.slow
@@ -97,6 +102,18 @@ def analyzed(models, tiny_store_dir, tmp_path_factory):
     output_dir = tmp_path_factory.mktemp("analysis") / "out"
     model_dirs = {name: str(models / name) for name in ("tsage", "naive")}
     return start(model_dirs, tiny_store_dir, output_dir), output_dir
+
+
+def test_the_loss_is_that_of_training_on_the_models_normalisation(tiny_store_dir):
+    config = dataclasses.replace(tiny_training.model_config(), normalization=Normalization.L2)
+    model, store = DualEncoder(config), TokenStore.open(tiny_store_dir)
+    params = tiny_training.draw_params(model, jax.random.key(0))
+    batch = TaskBatchStream(store, training_queries(store), BATCHING).batches(0)["first"]
+    objective = ObjectiveConfig(temperature=0.1, matryoshka_dims=(2,))
+    [loss] = _task_losses(model, ["first"], objective=objective, num_chunks=1).values()
+    of_training = objective.for_model(dim=config.embedding_dim, normalization=Normalization.L2)
+    expected = make_loss(model, objective=of_training, train=False)
+    assert loss(params, batch) == expected(params, batch, step=jnp.int32(0), task="first")[0]
 
 
 def test_counts_are_those_of_the_checkpoints_parameters_alone(analyzed):
