@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.metadata
 import inspect
 import os
 import signal
 import sys
+import threading
 import traceback
 import types
 from collections.abc import Callable, Sequence
@@ -54,7 +56,22 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _interrupt(number: int, frame: types.FrameType | None) -> None:
     """Ctrl-C: the first ends what is being done, one meanwhile the process."""
     signal.signal(signal.SIGINT, _end)
+    sys.unraisablehook = functools.partial(_interrupt_again, sys.unraisablehook)
     raise KeyboardInterrupt
+
+
+def _interrupt_again(
+    former: Callable[[sys.UnraisableHookArgs], object], lost: sys.UnraisableHookArgs
+) -> None:
+    """Where a finaliser or a callback of the garbage collector has swallowed the first, another."""
+    if not issubclass(lost.exc_type, KeyboardInterrupt):
+        former(lost)
+        return
+    sys.unraisablehook = former
+    signal.signal(signal.SIGINT, _interrupt)
+    timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+    timer.daemon = True
+    timer.start()
 
 
 def _end(*_: object) -> None:

@@ -100,6 +100,31 @@ def test_a_second_interrupt_ends_at_once_without_a_traceback():
     assert "Traceback" not in errors
 
 
+SWALLOWS = """
+import gc, os, signal, time
+from taser_jax.cli import main
+
+def swallow(phase, info):
+    gc.callbacks.remove(swallow)
+    os.kill(os.getpid(), signal.SIGINT)
+
+def wait(*_):
+    gc.callbacks.append(swallow)
+    gc.collect()
+    time.sleep(60)
+
+main._execute = wait
+main.main(["verify", "."])
+"""
+
+
+def test_an_interrupt_that_a_callback_of_the_garbage_collector_swallows_is_not_lost():
+    arguments = [sys.executable, "-c", SWALLOWS]
+    ended = subprocess.run(arguments, capture_output=True, text=True, timeout=50)
+    assert ended.returncode == 130
+    assert ended.stderr == "interrupted: finished work is kept; rerun the command to resume\n"
+
+
 TASER_BASE = "--gin_file=runs/taser_base.gin"
 
 
