@@ -66,18 +66,13 @@ def fetch(source: str | os.PathLike[str]) -> pathlib.Path:
             MiniLM-L6 that comes as a Python package.
 
     Raises:
-        DataError: neither a directory nor a hub id, a model directory of ours, or the hub cannot be
-            reached or lacks the id.
+        DataError: neither a directory nor a hub id, a model directory of ours or an export of two
+            models, or the hub cannot be reached or lacks the id.
     """
     path = pathlib.Path(source).expanduser()
     if path.is_dir():
-        ours = path.parent if re.fullmatch(r"checkpoint_\d+", path.name) else path
-        if (ours / "model.json").is_file() and not (path / "config.json").is_file():
-            fix = (
-                "name a checkpoint_N of it as INITIAL_CHECKPOINT_PATH in place of PRETRAINED; "
-                "Retriever.load opens it"
-            )
-            raise DataError("a model directory of taser_jax's own", where=str(source), fix=fix)
+        if not (path / "config.json").is_file():
+            _check_own(path)
         return path
     if source in _PACKAGED:
         return _packaged(*_PACKAGED[str(source)])
@@ -98,6 +93,21 @@ def fetch(source: str | os.PathLike[str]) -> pathlib.Path:
             fix="download the model on a machine with a network (config.json, model.safetensors, "
             "vocab.txt) and give the path of the directory instead of the id",
         ) from told
+
+
+def _check_own(path: pathlib.Path) -> None:
+    """Refuses directories that we write, and whose weights are elsewhere or of another form."""
+    model_dir = path.parent if re.fullmatch(r"checkpoint_\d+", path.name) else path
+    if (model_dir / "model.json").is_file():
+        fix = (
+            "name a checkpoint_N of it as INITIAL_CHECKPOINT_PATH in place of PRETRAINED; "
+            "Retriever.load opens it"
+        )
+        raise DataError("a model directory of taser_jax's own", where=str(path), fix=fix)
+    if (path / "router_config.json").is_file():
+        problem = "one model for queries and one for passages"
+        fix = f"set PRETRAINED={path}/query and Pretrained.passage_source={path}/passage"
+        raise DataError(problem, where=str(path), fix=fix)
 
 
 def _packaged(package: str, requirement: str, folder: str) -> pathlib.Path:

@@ -61,6 +61,13 @@ def test_a_model_directory_of_ours_is_told_where_it_belongs(given, tmp_path):
         fetch(tmp_path / given)
 
 
+def test_an_export_of_two_models_is_told_how_both_are_named(tmp_path):
+    (tmp_path / "router_config.json").touch()
+    named = rf"PRETRAINED={tmp_path}/query and Pretrained.passage_source={tmp_path}/passage"
+    with pytest.raises(DataError, match=named):
+        fetch(tmp_path)
+
+
 @pytest.mark.parametrize("source", ["./nowhere", "/no/where/at/all", "a/b/c", "~/x/y"])
 def test_a_path_that_is_not_there_is_no_hub_id(source):
     with pytest.raises(DataError, match="no such directory"):
