@@ -37,7 +37,7 @@ ROOMS = {
     "data": 5_604,
     "devices": 1_046,
     "evaluation": 1_290,
-    "interop": 2_671,
+    "interop": 2_678,
     "loose files": 358,
     "models": 2_291,
     "optim": 841,
@@ -48,7 +48,7 @@ ROOMS = {
     "training": 1_266,
 }
 OTHERS = {
-    "lines of code": 29_313,
+    "lines of code": 29_320,
     "percent of code that imports or raises": 14.0,
     "files": 188,
     "lines of the longest file": 416,
