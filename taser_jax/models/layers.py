@@ -125,8 +125,7 @@ def _float32_einsum_backward(
     equation: str, operands: tuple[Array, Array], cotangent: Array
 ) -> tuple[Array, Array]:
     left, right = operands
-    inputs, _, output = equation.partition("->")
-    left_indices, _, right_indices = inputs.partition(",")
+    left_indices, right_indices, output = equation.replace("->", ",").split(",")
     cotangent = cotangent.astype(left.dtype)
     return (
         jnp.einsum(f"{output},{right_indices}->{left_indices}", cotangent, right),
@@ -176,12 +175,16 @@ def _rounded_product(equation: str, left: Array, right: Array) -> Array:
     """A bfloat16 product, rounded from float32.
 
     XLA's CPU backend multiplies bfloat16 as such, which is faster on processors with avx512_bf16,
-    only where the result is float32; otherwise it multiplies float32 copies. Other platforms add up
-    in float32 and round within the product.
+    only where the result is float32 and the first operand is not read by columns: a sum over two
+    axes has it transposed first. Otherwise it multiplies float32 copies. Other platforms add up in
+    float32 and round within the product.
     """
 
     def rounded(left: Array, right: Array) -> Array:
-        wide = jnp.einsum(equation, left, right, preferred_element_type=jnp.float32)
+        summed = equation.replace("ri,ro", "gri,gro")
+        if summed != equation:
+            left, right = (x.reshape(math.gcd(len(x), 8), -1, x.shape[-1]) for x in (left, right))
+        wide = jnp.einsum(summed, left, right, preferred_element_type=jnp.float32)
         return wide.astype(left.dtype)
 
     return jax.lax.platform_dependent(
