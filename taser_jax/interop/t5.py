@@ -155,7 +155,8 @@ def tensor_name(path: Path) -> str:
 
 def tower_of(tree: Params) -> Params:
     """The first T5 of a dual encoder's tree; any other tree as it is."""
-    return next((part for part in tree.values() if "token_embedder" in part), tree)
+    parts = (part for part in tree.values() if isinstance(part, Mapping))
+    return next((part for part in parts if "token_embedder" in part), tree)
 
 
 def _unscanned(tree: Params) -> Params:

@@ -206,7 +206,7 @@ def test_configurations_that_cannot_be_used(changes, error, message, tmp_path):
 def test_trees_that_are_no_t5():
     params = random_t5(PLAIN)
     params["encoder"]["layers_0"]["mlp"]["wi"]["bias"] = np.ones(5)
-    for tree in ({"embeddings": {"token": np.ones(1)}}, params):
+    for tree in ({"embeddings": {"token": np.ones(1)}, "scale": np.ones(())}, params):
         with pytest.raises(ConfigError, match=r"(?s)not a T5: the checkpoint has \w+/"):
             t5x_t5_config(tree, where="t5x")
     del params["encoder"]["layers_1"]["mlp"]["wo"]
