@@ -286,12 +286,13 @@ class _Run:
             self.systems[name] = dataclasses.replace(system, model=change(system.model))
 
     def _distinct_queries(self, split: str) -> int:
-        """Number of different texts among a split's queries, over all tasks that have it."""
-        return sum(
-            len({query.text for query in QuerySet.open(task=task, split=split, **self.data)})
-            for task, there in self.splits.items()
-            if split in there
-        )
+        """Number of different texts among a split's queries, over all tasks that have it.
+
+        Folds are of these: a text that several tasks ask is in one fold.
+        """
+        tasks = [task for task, there in self.splits.items() if split in there]
+        sets = (QuerySet.open(task=task, split=split, **self.data) for task in tasks)
+        return len({query.text for queries in sets for query in queries})
 
     def decide_bm25(self) -> None:
         """The k1 and b that rank the labelled queries best; as set where they are set."""

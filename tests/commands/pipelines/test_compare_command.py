@@ -5,6 +5,7 @@ import math
 import pathlib
 import random
 import tempfile
+from unittest import mock
 
 import pytest
 from bert_checkpoints import write_modules, write_with_vocabulary
@@ -226,6 +227,18 @@ def test_bad_arguments(tmp_path, capsys):
     assert "hills: no train split, and nothing is pretrained" in told(folder)
     (tmp_path / "moors" / "qrels" / "test.tsv").unlink()
     assert "task moors has no test split" in told(other)
+
+
+def test_a_text_that_two_tasks_ask_is_one_query_of_the_folds(monkeypatch):
+    texts = {"a": ["what?", "where?"], "b": ["what?"], "c": ["how?"]}
+    splits = {"a": ["train", "test"], "b": ["train"], "c": ["test"]}
+    monkeypatch.setattr(
+        compare.QuerySet,
+        "open",
+        lambda task, split: [Query(text, text, task) for text in texts[task]],
+    )
+    run = mock.Mock(splits=splits, data={})
+    assert compare._Run._distinct_queries(run, "train") == 2
 
 
 _ALPHAS = {"Shared": 0.5, "TASER": 0.5, "own": 0.5, "Pretrained, untrained": 0.5}
