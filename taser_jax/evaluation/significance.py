@@ -7,6 +7,7 @@ models; only several seeds say what another training would.
 from __future__ import annotations
 
 import dataclasses
+import enum
 import zlib
 from collections.abc import Mapping, Sequence
 
@@ -43,6 +44,17 @@ class SignificanceConfig:
 
     baseline: str | None = None
     more_baselines: tuple[str, ...] = ()
+
+
+class TaskQueries(enum.Enum):
+    """Of what the tasks of a table are, whose means are tested.
+
+    OWN: of queries of their own, which are resampled apart. MIXED: mixes of the same queries, named
+    as the queries are.
+    """
+
+    OWN = "own"
+    MIXED = "mixed"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -218,26 +230,9 @@ def compare_with_baselines(
     *,
     split: str,
     config: SignificanceConfig,
-    are_mixes: bool = False,
+    queries: TaskQueries = TaskQueries.OWN,
 ) -> list[Comparisons]:
-    """`compare_rows` with each baseline that is a row with values by query, in their order."""
-    names = (config.baseline or results[0].system, *config.more_baselines)
-    compared = [
-        compare_rows(directory, results, split=split, baseline=name, are_mixes=are_mixes)
-        for name in names
-    ]
-    return [of_baseline for of_baseline in compared if of_baseline is not None]
-
-
-def compare_rows(
-    directory: FilePath,
-    results: Sequence[SystemResult],
-    *,
-    split: str,
-    baseline: str,
-    are_mixes: bool = False,
-) -> Comparisons | None:
-    """Tests every row of a directory's table against the baseline.
+    """Tests every row of a directory's table against each baseline that has values by query.
 
     A row is compared on the tasks that it shares with the baseline, and on average where the table
     has an average of both.
@@ -246,44 +241,47 @@ def compare_rows(
         directory: has results/ and per_query/.
         results: the rows, in order.
         split: whose queries they were evaluated on.
-        baseline: name of the row that the others are tested against.
-        are_mixes: whether tasks are mixes of the same queries, named as the queries are.
+        config: names of the rows that the others are tested against.
+        queries: whether tasks share their queries.
 
     Returns:
-        The comparisons; None where the baseline is not a row, or has no values by query.
+        The comparisons, in the baselines' order.
 
     Raises:
         DataError: a row was evaluated on other queries than the baseline.
     """
-    row = next((result for result in results if result.system == baseline), None)
-    if row is None:
-        # Rows are evaluated one by one: the baseline's may be yet to come.
-        rows = ", ".join(result.system for result in results)
-        logger.warning("baseline %r is not a row (%s): no row is tested against it", baseline, rows)
-    of_baseline = _by_task(directory, row, split) if row else {}
-    if not of_baseline:
-        return None
     tasks, measures = tasks_and_measures(results)
-    over_queries: dict[tuple[str, str, str], PairedComparison] = {}
-    for result in results:
-        if result is row:
+    values = {result.system: _by_task(directory, result, split) for result in results}
+    comparisons = []
+    for baseline in (config.baseline or results[0].system, *config.more_baselines):
+        if baseline not in values:
+            # Rows are evaluated one by one: the baseline's may be yet to come.
+            rows = ", ".join(values)
+            logger.warning(
+                "baseline %r is not a row (%s): no row is tested against it", baseline, rows
+            )
+        if not (of_baseline := values.get(baseline)):
             continue
-        values = _by_task(directory, result, split)
-        shared = [task for task in tasks if task in values and task in of_baseline]
-        differences = bootstrap_over_tasks(
-            {task: values[task] for task in shared},
-            {task: of_baseline[task] for task in shared},
-            measures,
-            where=f"rows {result.system!r} and {baseline!r}",
-        )
-        if are_mixes:
-            averaged = [name for task, name in differences if task == AVERAGE]
-            differences |= bootstrap_over_mixes(values, of_baseline, averaged)
-        for (task, name), compared in differences.items():
-            of_table = tasks_with(name, tasks, results) if task == AVERAGE else [task]
-            if all((each, name) in differences for each in of_table):
-                over_queries[result.system, task, name] = compared
-    return Comparisons(baseline, over_queries)
+        over_queries: dict[tuple[str, str, str], PairedComparison] = {}
+        for system, of_system in values.items():
+            if system == baseline:
+                continue
+            shared = [task for task in tasks if task in of_system and task in of_baseline]
+            differences = bootstrap_over_tasks(
+                {task: of_system[task] for task in shared},
+                {task: of_baseline[task] for task in shared},
+                measures,
+                where=f"rows {system!r} and {baseline!r}",
+            )
+            if queries is TaskQueries.MIXED:
+                averaged = [name for task, name in differences if task == AVERAGE]
+                differences |= bootstrap_over_mixes(of_system, of_baseline, averaged)
+            for (task, name), compared in differences.items():
+                of_table = tasks_with(name, tasks, results) if task == AVERAGE else [task]
+                if all((each, name) in differences for each in of_table):
+                    over_queries[system, task, name] = compared
+        comparisons.append(Comparisons(baseline, over_queries))
+    return comparisons
 
 
 def _by_task(directory: FilePath, result: SystemResult, split: str) -> dict[str, Evaluation]:

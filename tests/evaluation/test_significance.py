@@ -11,9 +11,10 @@ from taser_jax.evaluation.results import read_results
 from taser_jax.evaluation.significance import (
     AVERAGE,
     SignificanceConfig,
+    TaskQueries,
     bootstrap_over_mixes,
     bootstrap_over_tasks,
-    compare_rows,
+    compare_with_baselines,
     resampled_means,
 )
 from taser_jax.storage.errors import DataError
@@ -128,7 +129,8 @@ def drawn(share, count, seed):
 
 def compared(directory, baseline="BM25"):
     results = read_results(directory / "results")
-    return compare_rows(directory, results, split="test", baseline=baseline)
+    config = SignificanceConfig(baseline)
+    return next(iter(compare_with_baselines(directory, results, split="test", config=config)), None)
 
 
 @pytest.fixture
@@ -207,6 +209,22 @@ def test_rows_of_other_queries_are_refused_by_name(rows, tmp_path):
     message = str(refused.value)
     assert "rows 'TASER' and 'BM25', task 'nq'" in message
     assert "different queries: 1 are of one alone, such as 'q299'" in message
+
+
+def test_a_table_of_mixes_has_no_narrower_intervals_for_more_of_them(tmp_path):
+    for system, share in (("BM25", 0.5), ("TASER", 0.7)):
+        same = drawn(share, 100, seed=len(system))
+        write_row(tmp_path, system, {f"mix {number}": same for number in range(4)}, split="test")
+    results, config = read_results(tmp_path / "results"), SignificanceConfig("BM25")
+    apart, mixed = (
+        compare_with_baselines(tmp_path, results, split="test", config=config, queries=queries)[0]
+        for queries in TaskQueries
+    )
+    of_average, of_one = (mixed.queries["TASER", task, "R@1"] for task in (AVERAGE, "mix 0"))
+    widths = [each.high - each.low for each in (of_average, of_one)]
+    assert widths[0] == pytest.approx(widths[1], rel=0.05)
+    narrow = apart.queries["TASER", AVERAGE, "R@1"]
+    assert narrow.high - narrow.low == pytest.approx(widths[1] / 2, rel=0.1)
 
 
 def test_a_baseline_that_is_no_row_yet(rows, tmp_path, caplog):

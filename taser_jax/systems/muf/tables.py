@@ -23,7 +23,7 @@ from taser_jax.evaluation.results import (
     write_per_query,
     write_result,
 )
-from taser_jax.evaluation.significance import compare_with_baselines
+from taser_jax.evaluation.significance import TaskQueries, compare_with_baselines
 from taser_jax.storage.artifacts import FilePath
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.typed_files import Checked, Positive
@@ -162,8 +162,9 @@ def _table(
     if (config := setting.significance) is not None:
         if config.baseline is not None and with_bm25(config.baseline) in shown:
             config = dataclasses.replace(config, baseline=with_bm25(config.baseline))
+        queries = TaskQueries.MIXED if name == "mixed" else TaskQueries.OWN
         compared = compare_with_baselines(
-            directory, results, split=TEST, config=config, are_mixes=name == "mixed"
+            directory, results, split=TEST, config=config, queries=queries
         )
         table = dataclasses.replace(table, comparisons=compared)
     table.write(setting.output_dir, name=name)
