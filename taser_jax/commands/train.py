@@ -18,6 +18,7 @@ from taser_jax.assembly.data import DeviceBatches, TrainingData, open_store
 from taser_jax.assembly.model_directory import (
     VOCABULARY,
     check_vocabulary,
+    checkpoint_path,
     read_settings,
     write_run_record,
 )
@@ -41,6 +42,7 @@ from taser_jax.storage.typed_files import flatten
 from taser_jax.training import loop
 from taser_jax.training.checkpoints import (
     Checkpoints,
+    check_whole,
     restore_params_from,
     saved_params,
     saved_steps,
@@ -121,6 +123,7 @@ def train(
                 _validator(job, store, store)
             steps = saved_steps(epath.Path(model_dir)) if model_dir else []
             if steps and store is not None:
+                check_whole(checkpoint_path(model_dir, max(steps)))
                 with contextlib.closing(
                     Checkpoints(model_dir, training.checkpoints, cleans_up=False)
                 ) as checkpoints:

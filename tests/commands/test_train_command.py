@@ -17,7 +17,7 @@ from taser_jax.devices.mesh import MeshConfig
 from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.models.parameters import abstract_params, parameter_count
 from taser_jax.storage.artifacts import write_json
-from taser_jax.storage.errors import ConfigError, FingerprintError, StorageError
+from taser_jax.storage.errors import ConfigError, DataError, FingerprintError, StorageError
 from taser_jax.training.loop import LoopConfig
 from taser_jax.training.objective import ObjectiveConfig
 
@@ -171,6 +171,13 @@ def test_every_tasks_batch_stays_as_large_on_another_mesh(tmp_path, tiny_store_d
     sizes = r"batch_sizes.first: was 12, now 16\n +batch_sizes.second: was 12, now 8\n.*"
     with pytest.raises(FingerprintError, match=f"(?s){sizes}a mesh or chunks that cannot share"):
         run(1)
+
+
+def test_a_dry_run_names_a_damaged_checkpoint(trained, tiny_store_dir, tmp_path):
+    shutil.copytree(trained[0], tmp_path / "model")
+    shutil.rmtree(tmp_path / "model" / "checkpoint_40" / "about")
+    with pytest.raises(DataError, match=r"checkpoint_40/about.*: damaged"):
+        start(tmp_path / "model", tiny_store_dir, dry_run=True)
 
 
 def test_an_imported_model_is_not_replaced(tmp_path, tiny_store_dir):
