@@ -16,7 +16,6 @@ from taser_jax.data.prepare.collection import gold_path
 from taser_jax.data.readers.questions import Question, read_kilt
 from taser_jax.devices.hosts import first_host_only, writes
 from taser_jax.evaluation import kilt, metrics, results
-from taser_jax.evaluation.metrics import AnswerMatch
 from taser_jax.evaluation.reports import ResultsTable
 from taser_jax.evaluation.significance import SignificanceConfig, compare_with_baselines
 from taser_jax.retrieval.runs import NO_ROW, Run
@@ -94,10 +93,6 @@ class EvaluationConfig:
     def judge_of(self, task: str) -> Judge:
         """The criterion for a hit of a task's queries."""
         return Judge.QRELS if task in self.qrels_tasks else self.judge
-
-    def match_of(self, task: str) -> AnswerMatch:
-        """How a task's answers are matched."""
-        return AnswerMatch.REGEX if task in self.regex_tasks else AnswerMatch.STRING
 
 
 @writes("{output_dir}", kinds=[])
@@ -238,7 +233,7 @@ def judge_run(
         problem = f"no query of task {queries.task!r} has answers"
         fix = "judge by 'qrels', name the task in qrels_tasks, or prepare it with answers"
         raise ConfigError(problem, where="EvaluationConfig.judge", fix=fix)
-    matcher = inputs.answer_matcher(store, config.match_of(queries.task))
+    matcher = inputs.answer_matcher(store, queries.task, config.regex_tasks)
     return metrics.evaluate_answers(run, answers, matcher, measures)
 
 

@@ -93,11 +93,12 @@ def check_own_passages(own_passage_tasks: Sequence[str], store: PassageStore) ->
             raise ConfigError(problem, where="OWN_PASSAGE_TASKS", fix=fix)
 
 
-def answer_matcher(store: PassageStore, match: AnswerMatch) -> AnswerMatcher:
-    """Looks answers up in the passages of a store.
+def answer_matcher(store: PassageStore, task: str, regex_tasks: Sequence[str]) -> AnswerMatcher:
+    """Looks a task's answers up in the passages of a store.
 
     The last store's matchers stay in memory: the rows of a pipeline share the passages they read.
     """
+    match = AnswerMatch.REGEX if task in regex_tasks else AnswerMatch.STRING
     matchers = _matchers_of(str(store.directory), store.fingerprint)
     if match not in matchers:
         matchers[match] = AnswerMatcher(

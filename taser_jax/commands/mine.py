@@ -11,7 +11,7 @@ from taser_jax.commands import inputs
 from taser_jax.data.collections.store import PassageStore
 from taser_jax.data.token_store.negatives import write_negatives
 from taser_jax.devices.hosts import first_host_only, writes
-from taser_jax.evaluation.metrics import AnswerMatch, AnswerMatcher
+from taser_jax.evaluation.metrics import AnswerMatcher
 from taser_jax.retrieval.mining import AnswerContaining, Excluded, MiningConfig, mine_negatives
 from taser_jax.retrieval.runs import top_k
 from taser_jax.storage.artifacts import NEGATIVES, path_from
@@ -72,15 +72,13 @@ def mine(
             task_config = dataclasses.replace(config, answer_containing=AnswerContaining.KEEP)
         if task in config.same_page_tasks:
             task_config = dataclasses.replace(task_config, excluded=Excluded.PAGES)
-        task_match = AnswerMatch.REGEX if task in regex_tasks else AnswerMatch.STRING
-        drops = task_config.answer_containing is AnswerContaining.DROP
-        matcher = inputs.answer_matcher(store, task_match)
+        matcher = inputs.answer_matcher(store, task, regex_tasks)
         with phase(f"mine {task} {split}"):
             mined = mine_negatives(
                 top_k(run.rows, run.scores, max(config.depth, run.rows.shape[1])),
                 [query.positives for query in queries],
                 config=task_config,
-                contains_answer=_answers_among(answers, matcher) if drops else None,
+                contains_answer=_answers_among(answers, matcher),
                 pages_of=store.pages,
             )
         logger.info("%s %s: %s", task, split, mined.statistics)

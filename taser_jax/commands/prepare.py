@@ -22,7 +22,7 @@ from taser_jax.data.prepare.collection import PassageFiles, left_out_directory, 
 from taser_jax.data.prepare.splits import PrepareOptions, Tasks
 from taser_jax.data.pydocs.build import TASKS, build_pydocs
 from taser_jax.devices.hosts import writes
-from taser_jax.evaluation.metrics import AnswerMatch
+from taser_jax.evaluation.metrics import AnswerMatcher
 from taser_jax.interop.collections_by_name import as_folder
 from taser_jax.retrieval.bm25 import Bm25Config
 from taser_jax.retrieval.runs import NO_ROW, SearchResult
@@ -263,7 +263,7 @@ def find_positives(
         raise ConfigError(f"tasks {dict(tasks)}", where=where, fix=fix)
     index = open_bm25(store, options.index_dir, options.config)
     for task, name in tasks.items():
-        matching = AnswerMatch.REGEX if task in options.regex_tasks else AnswerMatch.STRING
+        matcher = answer_matcher(store, task, options.regex_tasks)
         for split in store.tasks[task]:
             queries = list(store.queries(task, split))
             if not any(query.answers for query in queries):
@@ -275,7 +275,7 @@ def find_positives(
                 with phase(f"positives of {task} {split}"):
                     texts = [" ".join([query.text, *query.answers]) for query in queries]
                     result = index.search(texts, depth)
-                    divided = _divided(queries, result, store, matching, lost)
+                    divided = _divided(queries, result, matcher, lost)
             renamed = (dataclasses.replace(query, task=name) for query in divided)
             write_queries(data_dir, collection, name, split, renamed)
             write_left_out(data_dir, collection, split_path("", name, split, ".txt"), lost)
@@ -284,14 +284,9 @@ def find_positives(
 
 
 def _divided(
-    queries: list[Query],
-    result: SearchResult,
-    store: PassageStore,
-    match: AnswerMatch,
-    lost: list[str],
+    queries: list[Query], result: SearchResult, matcher: AnswerMatcher, lost: list[str]
 ) -> Iterator[Query]:
     """Queries with positives and negatives from their results; appends the others to `lost`."""
-    matcher = answer_matcher(store, match)
     hits = matcher.hits(result.rows, [query.answers for query in queries])
     for query, rows, right in zip(queries, result.rows, hits, strict=True):
         if not right.any():

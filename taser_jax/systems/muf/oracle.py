@@ -86,7 +86,7 @@ def oracle_weights(
     weights = np.zeros((len(ids), len(runs)))
     depth = min(config.depth, lists[0].rows.shape[1])
     columns = np.concatenate([i * depth + np.arange(min(_DEPTH, depth)) for i in range(len(runs))])
-    matcher = answer_matcher(store, evaluation.match_of(queries.task))
+    matcher = answer_matcher(store, queries.task, evaluation.regex_tasks)
     for start in range(0, len(ids), _BLOCK):
         # The last block is padded, so that all blocks share one compiled program.
         lines = np.minimum(np.arange(start, start + _BLOCK), len(ids) - 1)

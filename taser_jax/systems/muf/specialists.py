@@ -15,7 +15,6 @@ from msgspec import Meta
 from taser_jax.commands.evaluate import EvaluationConfig, Judge, judge_run
 from taser_jax.commands.inputs import own_rows
 from taser_jax.data.collections.store import PassageStore, QuerySet
-from taser_jax.evaluation.metrics import AnswerMatch
 from taser_jax.retrieval import runs
 from taser_jax.retrieval.embeddings import Embeddings, QueryEmbeddings
 from taser_jax.retrieval.fusion import FusionConfig
@@ -259,7 +258,7 @@ class Specialist:
     def _judged(self, task: str) -> str:
         """What decides which of a task's validation queries are right."""
         judge = self.evaluation.judge_of(task)
-        is_regex = self.evaluation.match_of(task) is AnswerMatch.REGEX
+        is_regex = task in self.evaluation.regex_tasks
         regex = " by regex" if is_regex and judge is Judge.ANSWERS else ""
         own = " without own passages" if task in self.own_passage_tasks else ""
         return f"{judge.value}{regex}{own}"
