@@ -184,9 +184,8 @@ def serve(*, directory: str, options: ServeOptions = ServeOptions()) -> None:
         from taser_jax.serving.app import Server
         from taser_jax.serving.engine import Engine, Limits, powers_of_two
     except ImportError as error:
-        raise ConfigError(
-            f"{error.name} is not installed", where="taser serve", fix=how_to_install("serve")
-        ) from None
+        problem, fix = f"{error.name} is not installed", how_to_install("serve")
+        raise ConfigError(problem, where="taser serve", fix=fix) from None
     try:
         family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
         socket.create_server((options.host, options.port), family=family).close()

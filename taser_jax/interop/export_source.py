@@ -23,7 +23,7 @@ import taser_jax
 from taser_jax.data.text.vocabularies import Vocabulary, load_vocabulary
 from taser_jax.data.text.wordpiece import WordPieceVocabulary
 from taser_jax.data.token_store.store import QueryNormalization, QuerySettings, Titles
-from taser_jax.interop.hub import EXPORT_FILE
+from taser_jax.interop.hub import EXPORT_FILE, write_json
 from taser_jax.models.batch import Normalization, Role
 from taser_jax.models.dual_encoder import ModelConfig, Params
 from taser_jax.models.parameters import config_to_json, parameter_count
@@ -169,8 +169,7 @@ def write_card(source: ExportSource, directory: pathlib.Path, texts: CardTexts) 
         texts: texts of its format.
     """
     (directory / CARD).write_text(card(source, texts), encoding="utf-8")
-    facts = json.dumps(metadata(source, texts.format), indent=2, ensure_ascii=False)
-    (directory / EXPORT_FILE).write_text(facts + "\n", encoding="utf-8")
+    write_json(directory / EXPORT_FILE, metadata(source, texts.format))
 
 
 def metadata(source: ExportSource, format: str) -> dict[str, object]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import importlib.util
+import json
 import os
 import pathlib
 import re
@@ -150,6 +151,11 @@ def first_line(text: str) -> str:
     return next(iter(text.strip().splitlines()), "")
 
 
+def write_json(path: pathlib.Path, value: object) -> None:
+    """Writes a file of a checkpoint or an export."""
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
 class _Module(msgspec.Struct):
     type: str
     path: str
@@ -208,18 +214,15 @@ def read_encoder_settings(directory: pathlib.Path) -> EncoderSettings:
         ConfigError: an unsupported module or pooling.
         DataError: a file is missing or damaged.
     """
-    modules_path = directory / MODULES_FILE
-    if not modules_path.is_file():
+    modules = _modules(directory)
+    if not modules:
         return EncoderSettings()
-    # The classes have moved between packages under the same names.
-    modules = {
-        module.type.rpartition(".")[2]: module for module in read_typed(modules_path, list[_Module])
-    }
     unknown = sorted(set(modules) - {"Transformer", "Pooling", "Normalize"})
     if unknown or "Pooling" not in modules:
         problem = f"modules {', '.join(modules)}; Transformer, Pooling and Normalize can be read"
-        raise ConfigError(problem, where=str(modules_path), fix="take a model without other layers")
-    pooling_path = directory / modules["Pooling"].path / "config.json"
+        where, fix = str(directory / MODULES_FILE), "take a model without other layers"
+        raise ConfigError(problem, where=where, fix=fix)
+    pooling_path = modules["Pooling"] / "config.json"
     pooling = _pooling(pooling_path)
     leaves_prompts = read_json(pooling_path).get("include_prompt") is False
     if leaves_prompts and pooling is Pooling.MEAN and any(prompt_texts(directory)):
@@ -244,28 +247,35 @@ def read_projection(directory: pathlib.Path) -> Float[np.ndarray, "embed dim"] |
         ConfigError: the map has a bias or an activation, which our models have not.
         DataError: a file is missing or damaged.
     """
-    modules = read_typed(directory / MODULES_FILE, list[_Module], absent=[])
-    dense = [directory / each.path for each in modules if each.type.endswith(".Dense")]
-    if not dense:
+    dense = _modules(directory).get("Dense")
+    if dense is None:
         return None
-    settings = read_typed(dense[0] / "config.json", _Dense)
+    settings = read_typed(dense / "config.json", _Dense)
     if settings.bias or not settings.activation_function.endswith(".Identity"):
         function = settings.activation_function.rpartition(".")[2]
         problem = f"a linear map with {'a bias' if settings.bias else 'no bias'} and {function}"
         fix = "take a model whose Dense module has no bias and no activation"
-        raise ConfigError(problem, where=str(dense[0]), fix=fix)
-    tensors = read_tensors(dense[0])
+        raise ConfigError(problem, where=str(dense), fix=fix)
+    tensors = read_tensors(dense)
     if "linear.weight" not in tensors:
         fix = "copy the checkpoint again"
-        raise DataError("no tensor linear.weight", where=str(dense[0]), fix=fix)
+        raise DataError("no tensor linear.weight", where=str(dense), fix=fix)
     return np.ascontiguousarray(np.asarray(tensors["linear.weight"], np.float32).T)
 
 
 def read_normalization(directory: pathlib.Path) -> Normalization | None:
     """The normalisation that a model of any modules names; None without a modules.json."""
+    modules = _modules(directory)
+    if not modules:
+        return None
+    return Normalization.L2 if "Normalize" in modules else Normalization.NONE
+
+
+def _modules(directory: pathlib.Path) -> dict[str, pathlib.Path]:
+    """Class -> folder of the modules that modules.json names; empty without one."""
     modules = read_typed(directory / MODULES_FILE, list[_Module], absent=[])
-    normalizes = any(module.type.endswith(".Normalize") for module in modules)
-    return (Normalization.L2 if normalizes else Normalization.NONE) if modules else None
+    # The classes have moved between packages under the same names.
+    return {module.type.rpartition(".")[2]: directory / module.path for module in modules}
 
 
 def read_prompts(

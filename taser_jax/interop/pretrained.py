@@ -15,19 +15,8 @@ from flax.traverse_util import flatten_dict
 
 from taser_jax.interop.bert import encoder_from_tensors
 from taser_jax.interop.bert_formats import bert_config
-from taser_jax.interop.hub import (
-    fetch,
-    read_encoder_settings,
-    read_normalization,
-    read_projection,
-)
-from taser_jax.interop.t5 import (
-    t5_config,
-    t5_from_t5x,
-    t5_from_tensors,
-    t5x_t5_config,
-    tower_of,
-)
+from taser_jax.interop.hub import fetch, read_encoder_settings, read_normalization, read_projection
+from taser_jax.interop.t5 import t5_config, t5_from_t5x, t5_from_tensors, t5x_t5_config, tower_of
 from taser_jax.interop.t5x import is_t5x_checkpoint, read_t5x
 from taser_jax.interop.tensors import CONFIG_FILE, Path, check_sizes, read_tensors
 from taser_jax.models.batch import Normalization, Role

@@ -11,7 +11,6 @@ also be loaded as a model; one path (tied encoders without experts) becomes one 
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
 import shutil
 from collections.abc import Mapping, Sequence
@@ -22,6 +21,7 @@ from safetensors.numpy import save_file
 from taser_jax.interop.bert import bert_leaves, plain_encoder
 from taser_jax.interop.bert_formats import FORMATS, config_to_json
 from taser_jax.interop.export_source import PASSAGE_INPUTS, CardTexts, ExportSource, prompt_text
+from taser_jax.interop.hub import write_json
 from taser_jax.interop.t5 import t5_leaves, t5_to_json
 from taser_jax.interop.tensors import SAFETENSORS, Tensors, params_to_tensors
 from taser_jax.interop.tokenizer_files import write_tokenizer
@@ -186,7 +186,7 @@ def write_model(
     modules = _modules(config)
     for name, (_, content) in modules.items():
         (directory / name).mkdir(exist_ok=True)
-        _write_json(directory / name / "config.json", content)
+        write_json(directory / name / "config.json", content)
     length = source.length(role)
     settings: dict[str, object] = {"max_seq_length": length, "do_lower_case": False}
     if isinstance(config, T5DualEncoderConfig):
@@ -206,7 +206,7 @@ def write_model(
     if serves_both:
         settings["query_length"] = source.query_length
         settings["document_length"] = source.passage_length
-    _write_json(directory / "sentence_bert_config.json", settings)
+    write_json(directory / "sentence_bert_config.json", settings)
     by_itself = _QUERY if role is Role.QUERY and not serves_both else None
     _write_modules(source, modules, directory, default=by_itself)
 
@@ -260,7 +260,7 @@ def _write_router(source: ExportSource, config: PlainConfig, directory: pathlib.
         }
         for route, role in _ROUTES.items()
     }
-    _write_json(
+    write_json(
         directory / "router_config.json",
         {
             "types": structure["query"] | structure["document"],
@@ -282,7 +282,7 @@ def _write_modules(
         {"idx": i, "name": str(i), "path": path, "type": kind}
         for i, (path, (kind, _)) in enumerate(modules.items())
     ]
-    _write_json(directory / "modules.json", listed)
+    write_json(directory / "modules.json", listed)
     # Empty if the tokenizer adds the prompt.
     text = prompt_text(source.query_settings.prompt, source.vocabulary) or ""
     settings = {
@@ -291,13 +291,9 @@ def _write_modules(
         "default_prompt_name": default,
         "similarity_fn_name": "dot",
     }
-    _write_json(directory / "config_sentence_transformers.json", settings)
+    write_json(directory / "config_sentence_transformers.json", settings)
 
 
 def _write_tensors(path: pathlib.Path, tensors: Tensors) -> None:
     # transformers refuses files that do not name a framework.
     save_file(tensors, path, metadata={"format": "pt"})
-
-
-def _write_json(path: pathlib.Path, value: object) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
 from collections.abc import Sequence
 from typing import Any
@@ -25,7 +24,7 @@ from taser_jax.data.text.wordpiece import (
     WordPieceVocabulary,
     wordpiece_tokenizer,
 )
-from taser_jax.interop.hub import TEMPLATE_PROMPT
+from taser_jax.interop.hub import TEMPLATE_PROMPT, write_json
 from taser_jax.storage.errors import ConfigError
 
 # The generated module has no types.
@@ -101,12 +100,8 @@ def write_tokenizer(
         before = normalizers.Prepend(space)
         tokenizer.normalizer = normalizers.Sequence([before, *([former] if former else [])])
     tokenizer.post_processor = _template(vocabulary, tokenizer, prompt)
-    for name, value in {
-        TOKENIZER_FILE: json.loads(tokenizer.to_str()),
-        TOKENIZER_CONFIG_FILE: settings | special,
-    }.items():
-        text = json.dumps(value, ensure_ascii=False, indent=2) + "\n"
-        (output_dir / name).write_text(text, encoding="utf-8")
+    tokenizer.save(str(output_dir / TOKENIZER_FILE))
+    write_json(output_dir / TOKENIZER_CONFIG_FILE, settings | special)
 
 
 def _of_wordpiece(vocabulary: WordPieceVocabulary) -> tuple[tokenizers.Tokenizer, Special]:

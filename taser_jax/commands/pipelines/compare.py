@@ -248,10 +248,9 @@ class _Run:
     def decide_model(self, *, is_hurried: bool) -> None:
         """Sizes and pooling, precision, temperature and the depth of lists."""
         setting, training = self.setting, self.setting.training
-        objective, cosines = training.objective, False
-        if self.pretrained is not None:
-            cosines = pretrained_normalization(self.pretrained) is Normalization.L2
-        if cosines:
+        objective = training.objective
+        named = None if self.pretrained is None else pretrained_normalization(self.pretrained)
+        if named is Normalization.L2:
             objective = compare_parts.filled(objective, temperature=0.05)
             self._decide(
                 "embeddings are normalised, as the pretrained weights say: a temperature sharpens "
