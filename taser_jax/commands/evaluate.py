@@ -86,9 +86,8 @@ class EvaluationConfig:
         Raises:
             ConfigError: an unknown task.
         """
-        check_known(self.page_only_tasks, tasks, where="EvaluationConfig.page_only_tasks")
-        check_known(self.regex_tasks, tasks, where="EvaluationConfig.regex_tasks")
-        check_known(self.qrels_tasks, tasks, where="EvaluationConfig.qrels_tasks")
+        for field in ("page_only_tasks", "regex_tasks", "qrels_tasks"):
+            check_known(getattr(self, field), tasks, where=f"EvaluationConfig.{field}")
 
     def judge_of(self, task: str) -> Judge:
         """The criterion for a hit of a task's queries."""

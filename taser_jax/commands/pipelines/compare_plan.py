@@ -10,7 +10,6 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float64, Int64
 
-_SHARE = 0.95
 _MULTIPLE = 16
 # Where fewer steps fit, blocks are frozen and then the second round is dropped, to fit more.
 _ENOUGH_STEPS = 100
@@ -57,7 +56,7 @@ class FittedLength:
 
 
 def fit_length(
-    counts: Sequence[int], *, longest: int, given: int | None = None, share: float = _SHARE
+    counts: Sequence[int], *, longest: int, given: int | None = None, share: float = 0.95
 ) -> FittedLength:
     """A percentile of texts' lengths, rounded up to 16 and at most `longest`.
 

@@ -18,7 +18,7 @@ from taser_jax.commands.pipelines.retrieval_stages import (
     row_name,
 )
 from taser_jax.commands.pipelines.stages import Stages, pipeline_records
-from taser_jax.commands.prepare import prepare_pydocs
+from taser_jax.commands.prepare import PYDOCS, prepare_pydocs
 from taser_jax.commands.search import hybrid
 from taser_jax.commands.tokenize import make_vocabulary, tokenize
 from taser_jax.devices.hosts import writes
@@ -28,8 +28,6 @@ from taser_jax.retriever_parts import RetrieverParts, write_parts
 from taser_jax.storage.artifacts import file_name
 from taser_jax.storage.errors import ConfigError, check_known
 from taser_jax.storage.progress import logger
-
-COLLECTION = "pydocs"
 
 
 @writes("{setting.output_dir}", kinds=[])
@@ -280,7 +278,7 @@ def quickstart(
         "prepare",
         prepare_pydocs,
         data_dir=setting.data_dir,
-        collection=COLLECTION,
+        collection=PYDOCS,
         train_queries=train_queries,
     )
     if vocabulary is None:
@@ -289,7 +287,7 @@ def quickstart(
             "vocab",
             make_vocabulary,
             data_dir=setting.data_dir,
-            collection=COLLECTION,
+            collection=PYDOCS,
             output_dir=vocabulary,
             size=vocabulary_size,
         )
@@ -297,7 +295,7 @@ def quickstart(
         "tokenize",
         tokenize,
         data_dir=setting.data_dir,
-        mixture_or_task=COLLECTION,
+        mixture_or_task=PYDOCS,
         module="taser_jax.tasks.pydocs",
         vocabulary=vocabulary,
         feature_lengths={"query": query_length, "passage": passage_length},
@@ -322,7 +320,7 @@ def quickstart(
     best = max(dense, key=lambda row: table.mean(row, table.measures[-1]) or 0.0).system
     model_dir, index_dir = (str(root / folders[best] / name) for name in ("model", "index"))
     print(f"\nThree questions, answered by {best}:")
-    answer(questions, root, RetrieverParts(model_dir, index_dir, setting.data_dir, COLLECTION))
+    answer(questions, root, RetrieverParts(model_dir, index_dir, setting.data_dir, PYDOCS))
     print(f"\nAll of it is under {root}: table.md, table.csv, table.png, runs, models, stages.")
     print(f"In Python: taser_jax.Retriever.load({str(root)!r}).search(['your question'])")
     return table
