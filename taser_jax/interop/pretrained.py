@@ -203,11 +203,8 @@ def read_pretrained(
 def _read_bert(directory: pathlib.Path, config: BertConfig, num_layers: int | None) -> Params:
     where = str(directory)
     sizes = _first_blocks(bert_config(directory), num_layers, where=where)
-    fix = (
-        "take the sizes from the checkpoint, bert = pretrained_bert(source), whose num_layers "
-        "keeps its first blocks only, and tokenize with its own vocabulary"
-    )
-    check_sizes(sizes, config, names=_MUST_MATCH, where=where, fix=fix)
+    setting = "bert = pretrained_bert(source), whose num_layers keeps its first blocks only"
+    check_sizes(sizes, config, names=_MUST_MATCH, where=where, setting=setting)
     return encoder_from_tensors(read_tensors(directory), sizes, where=where)
 
 
@@ -219,11 +216,8 @@ def _read_t5(directory: pathlib.Path, config: T5DualEncoderConfig, tree: Params 
         model = dataclasses.replace(model, num_decoder_layers=0)
     if not model.num_decoder_layers:
         sizes = dataclasses.replace(sizes, num_decoder_layers=0)
-    fix = (
-        "take the sizes from the checkpoint, t5 = pretrained_t5(source), and tokenize with its own "
-        "vocabulary"
-    )
-    check_sizes(sizes, model, names=_T5_MUST_MATCH, where=where, fix=fix)
+    setting = "t5 = pretrained_t5(source)"
+    check_sizes(sizes, model, names=_T5_MUST_MATCH, where=where, setting=setting)
     if tree is None:
         t5 = t5_from_tensors(read_tensors(directory), model, where=where)
         projection = read_projection(directory)

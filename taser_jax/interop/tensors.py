@@ -288,7 +288,7 @@ def weights(array: ArrayLike, name: str, where: str) -> Float[np.ndarray, "*shap
 
 
 def check_sizes(
-    checkpoint: object, model: object, *, names: Sequence[str], where: str, fix: str
+    checkpoint: object, model: object, *, names: Sequence[str], where: str, setting: str
 ) -> None:
     """Refuses weights whose sizes differ from the model's.
 
@@ -300,7 +300,7 @@ def check_sizes(
         model: configuration of the model, of the same type.
         names: fields that must be equal.
         where: the checkpoint.
-        fix: what the message advises.
+        setting: what takes the sizes from the checkpoint, for the message.
 
     Raises:
         ConfigError: naming every field that differs.
@@ -309,6 +309,7 @@ def check_sizes(
     if differing:
         theirs, ours = (size_words(config, differing) for config in (checkpoint, model))
         problem = f"the checkpoint has {theirs}, and the model {ours}"
+        fix = f"take the sizes from the checkpoint, {setting}, and tokenize with its own vocabulary"
         raise ConfigError(problem, where=where, fix=fix)
 
 
