@@ -71,7 +71,7 @@ tsage() {
   ance naive pydocs runs/pydocs_ance.gin
   local rows="t-sage-2.0 t-sage-0.5 t-sage-0.25 per-task beta-0.999 pcgrad cgd gradnorm"
   if [ "$seed" != "$first_seed" ]; then
-    rows="t-sage-$(python "$here/table.py" --best "$output_dir/tsage" t-sage- nDCG@10) per-task"
+    rows="t-sage-$(python "$here/table.py" --best "$output_dir/tsage" t-sage- nDCG@10) gradnorm per-task"
   fi
   local branch=(--gin.pipeline_ance.warm_up_dir="$output_dir/tsage/seed-$seed/naive"
     --gin.pipeline_ance.branch_after=1 --gin.pipeline_ance.episodes="[@Episodes()]")
