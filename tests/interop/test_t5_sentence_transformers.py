@@ -101,6 +101,9 @@ def test_a_projection_that_is_more_than_a_kernel_is_refused(tmp_path):
     (tmp_path / "2_Dense" / "config.json").write_text(json.dumps(settings))
     with pytest.raises(ConfigError, match="a linear map with no bias and Tanh"):
         read_projection(tmp_path)
+    (tmp_path / "modules.json").write_text(json.dumps(modules * 2))
+    with pytest.raises(ConfigError, match="modules Dense, Dense;"):
+        read_projection(tmp_path)
 
 
 def test_a_model_of_several_query_encoders_needs_a_task():
