@@ -175,16 +175,12 @@ def _rounded_product(equation: str, left: Array, right: Array) -> Array:
     """A bfloat16 product, rounded from float32.
 
     XLA's CPU backend multiplies bfloat16 as such, which is faster on processors with avx512_bf16,
-    only where the result is float32 and the first operand is not read by columns: a sum over two
-    axes has it transposed first. Otherwise it multiplies float32 copies. Other platforms add up in
-    float32 and round within the product.
+    only where the result is float32; otherwise it multiplies float32 copies. Other platforms add up
+    in float32 and round within the product.
     """
 
     def rounded(left: Array, right: Array) -> Array:
-        summed = equation.replace("ri,ro", "gri,gro")
-        if summed != equation:
-            left, right = (x.reshape(math.gcd(len(x), 8), -1, x.shape[-1]) for x in (left, right))
-        wide = jnp.einsum(summed, left, right, preferred_element_type=jnp.float32)
+        wide = jnp.einsum(equation, left, right, preferred_element_type=jnp.float32)
         return wide.astype(left.dtype)
 
     return jax.lax.platform_dependent(
