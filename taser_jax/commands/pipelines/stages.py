@@ -327,8 +327,8 @@ def artifact_fingerprint(path: epath.Path, splits: set[str]) -> str | None:
 
 def _counts(name: str, splits: set[str]) -> bool:
     # What is before the suffix: the task's own name may have dots, too.
-    split = name.split(".")[1:][-2:-1]
-    is_of_another = not splits.issuperset({*split} & {*SPLITS})
+    split = pathlib.PurePath(pathlib.PurePath(name).stem).suffix.removeprefix(".")
+    is_of_another = split in SPLITS and split not in splits
     return "/" not in name and not name.endswith(_REPORTS) and not is_of_another
 
 
