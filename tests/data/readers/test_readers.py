@@ -4,7 +4,6 @@ import csv
 import itertools
 import json
 import random
-import re
 
 import pytest
 from written_files import write
@@ -198,80 +197,6 @@ def test_thesauri_give_scope_notes_and_defined_terms(tmp_path):
     assert passages(write(tmp_path / "terms.jsonl", TERMS)) == defined
 
 
-COVID = """<?xml version="1.0" encoding="UTF-8"?>
-<!-- A licence. -->
-<topics task="COVIDSearch" batch="1">
-  <topic number="1">
-    <query>coronavirus origin</query>
-    <question>what is the origin of COVID-19</question>
-    <narrative>seeking range of information</narrative>
-  </topic>
-  <topic number="2">
-    <query></query>
-    <question>how does it
-      respond to <b>cold</b> &amp; heat</question>
-  </topic>
-</topics>
-"""
-CLINICAL = """<topics task="2021 TREC Clinical Trials">
-<topic number="1">
-Patient is a 45-year-old man
-with a tumour.
-</topic>
-</topics>
-"""
-DECISIONS = """<topics>
-<topic number="7" type="diagnosis">
-  <note>78 M w/ pmh of CABG</note>
-  <description>A 78 year old male.</description>
-  <summary>A man.</summary>
-</topic>
-</topics>
-"""
-PRECISION = """<topics task="2017 TREC Precision Medicine">
-  <topic number="1">
-    <disease>Liposarcoma</disease>
-    <gene>CDK4 Amplification</gene>
-    <demographic>38-year-old male</demographic>
-  </topic></topics>
-"""
-TOUCHE = "<topics><topic><number>3</number><title>Tea?</title><description/></topic></topics>"
-FIRE = """<?xml version="1.0"?>
-<topics>
-<top lang='en'>
-<num>26</num>
-<title>Singur</title>
-<desc>More.</desc>
-</top>
-</topics>
-"""
-
-
-# What they are -> a file of them, and its questions.
-TOPICS = {
-    "covid": (COVID, [("1", "coronavirus origin"), ("2", "how does it respond to cold & heat")]),
-    "namespace": (TOUCHE.replace("<topics", "<topics xmlns='http://t.org'"), [("3", "Tea?")]),
-    "prefix": (re.sub("<(/?)", r"<\1t:", TOUCHE).replace(">", " xmlns:t='u'>", 1), [("3", "Tea?")]),
-    "free text": (CLINICAL, [("1", "Patient is a 45-year-old man with a tumour.")]),
-    "decisions": (DECISIONS, [("7", "A 78 year old male.")]),
-    "summary": (DECISIONS.replace("description", "narrative"), [("7", "A man.")]),
-    "diseases": (PRECISION, [("1", "Liposarcoma CDK4 Amplification 38-year-old male")]),
-    "number": (TOUCHE, [("3", "Tea?")]),
-    "fire": (FIRE, [("26", "Singur")]),
-    "sgml": (
-        "<top>\n<num> Number: 4\n<title>\n<desc> Description:\nmore\n</top>\n",
-        [("4", "more")],
-    ),
-}
-
-
-@pytest.mark.parametrize("name", TOPICS)
-def test_topics_of_trec_are_their_title_or_query_or_else_the_next_part(tmp_path, name):
-    content, questions = TOPICS[name]
-    path = write(tmp_path / "topics.xml.gz", content)
-    assert [(question.id, question.text) for question in read_questions(path)] == questions
-
-
 ROW = {
     "question": "who?",
     "answers": ["Ada", 1815],
@@ -431,9 +356,6 @@ BAD_QUESTIONS = [
     ("q.jsonl", [_query(output="Bern")], ":1, field 'output': .*: expected a list"),
     ("q.jsonl", [_query(output=[{"provenance": [7]}])], r":1, .*output\[0\].provenance\[0\]"),
     ("q.jsonl", [{"id": "1", "answers": ["Ada"]}], ":1, field 'question': no field 'question'"),
-    ("t.xml", COVID[:-40], ":12: not complete XML"),
-    ("t.xml", COVID.replace("&amp;", "&"), r":12: not complete XML(.|\n)*&amp;"),
-    ("t.xml", f"<!DOCTYPE t [\n<!ENTITY a 'aa'>]>\n{CLINICAL}", ":2: it declares entities"),
 ]
 
 
