@@ -85,7 +85,7 @@ def prepare(options: argparse.Namespace) -> None:
         "prepare",
         prepare_detected,
         directories=[folder],
-        sizes={},
+        checksums={},
         data_dir=options.out / "data",
         collection=options.set,
     )
