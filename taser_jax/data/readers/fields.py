@@ -325,7 +325,8 @@ def named(
         if not len(names) - optional <= len(row) <= len(names):
             fix = "check for a missing tab, tabs or newlines within a text, or a quote left open"
             raise DataError(f"{len(row)} columns, not {expected}", where=where, fix=fix)
-        yield Record(where, dict(zip(names, row, strict=False)))
+        # A column without a name is empty, or numbers the rows, as pandas writes it.
+        yield Record(where, {name: value for name, value in zip(names, row, strict=False) if name})
 
 
 # Ends the name of a file that is one of several: "-00000-of-00003".

@@ -244,6 +244,13 @@ def test_pairs_are_passages_and_queries(tmp_path, files, prepare_notes, queries_
     assert prepared.left_out == {}
 
 
+def test_row_numbers_as_pandas_writes_them_are_no_grades(prepare_notes, queries_of):
+    rows = [[str(n), *row] for n, row in enumerate(ASKED)]
+    _, store = prepare_notes({"faq.train.csv": _table([["", "question", "answer"], *rows])})
+    queries = queries_of("faq", "train")
+    assert [(q.text, store[q.positives[0]].text) for q in queries] == [tuple(row) for row in ASKED]
+
+
 def test_pairs_of_several_splits_share_their_passages(prepare_notes, queries_of):
     records = _pairs("anchor", "positive")
     prepared, store = prepare_notes({"train.jsonl": records, "test.jsonl": records[:1]})
