@@ -19,7 +19,7 @@ from taser_jax.devices.mesh import HostShare
 from taser_jax.models.batch import EncoderInput, TokenGroups
 from taser_jax.storage.artifacts import require_equal
 from taser_jax.storage.errors import ConfigError, DataError
-from taser_jax.storage.typed_files import Checked, Natural, Positive, Seed
+from taser_jax.storage.typed_files import Checked, Natural, Positive
 
 
 class FalseNegatives(enum.Enum):
@@ -59,7 +59,8 @@ class BatchingConfig(Checked):
     num_negatives: Natural = 1
     false_negatives: FalseNegatives = FalseNegatives.MASK
     positives: PositiveChoice = PositiveChoice.SAMPLE
-    seed: Seed = 0
+    # Not a `Seed`: `TaskBatchStream` gives each task one beyond 64 bits.
+    seed: Natural = 0
     rates: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
