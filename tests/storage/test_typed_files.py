@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from taser_jax.commands.evaluate import EvaluationConfig, Judge
-from taser_jax.data.batches.stream import BatchingConfig
+from taser_jax.data.batches.every_task import TaskBatchingConfig
 from taser_jax.retrieval.scann import ScannConfig, Structure
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.typed_files import Natural, Share, flatten, read_typed, to_plain, typed
@@ -120,5 +120,5 @@ def test_what_json_has_no_word_for():
 
 @pytest.mark.parametrize("seed", [-1, 1 << 63])
 def test_seeds_are_what_keys_take(seed):
-    with pytest.raises(ConfigError, match=f"BatchingConfig: seed is {seed}"):
-        BatchingConfig(batch_size=2, seed=seed)
+    with pytest.raises(ConfigError, match=f"TaskBatchingConfig: seed is {seed}"):
+        TaskBatchingConfig(seed=seed)
