@@ -167,7 +167,7 @@ def passage_ids(
     """
     prompt, space = without_space(prompt, vocabulary)
     if length is not None:
-        check_length(length - len(prompt))
+        check_length(length, len(prompt))
     start, end = [*_start(vocabulary), *prompt], vocabulary.sep_id
     rows = []
     of_titles, of_texts = (vocabulary.encode(_after(space, each)) for each in (titles, texts))
@@ -243,10 +243,11 @@ def query_room(
     return room
 
 
-def check_length(length: int) -> int:
-    """The length; `ConfigError` if special tokens leave no room for title and text."""
-    if length < _MIN_LENGTH:
-        raise ConfigError(f"length {length}", expected=f"{_MIN_LENGTH} tokens or more")
+def check_length(length: int, prompt: int = 0) -> int:
+    """The length; `ConfigError` if special tokens and prompt leave no room for title and text."""
+    if length - prompt < _MIN_LENGTH:
+        beside = f" beside the {prompt} of the prompt" if prompt else ""
+        raise ConfigError(f"length {length}", expected=f"{_MIN_LENGTH} tokens or more{beside}")
     return length
 
 

@@ -8,7 +8,7 @@ from sentence_models import t5_model
 from taser_jax.data.collections.store import write_collection, write_queries
 from taser_jax.data.seqio_tasks import registry as retrieval
 from taser_jax.data.seqio_tasks.tokenize import tokenize_collection
-from taser_jax.data.text.preprocessors import Family, Prompt, TaskPrompt, query_ids
+from taser_jax.data.text.preprocessors import Family, Prompt, TaskPrompt, passage_ids, query_ids
 from taser_jax.data.text.vocabularies import SentencePieceVocabulary
 from taser_jax.data.text.wordpiece import WordPieceVocabulary
 from taser_jax.data.token_store.store import QueryNormalization
@@ -97,6 +97,8 @@ def test_a_prompt_that_eats_the_whole_length(tokenized, tmp_path):
     with pytest.raises(ConfigError, match=r"task 'toy_long', query length 6: the prompt of 4"):
         tokenized("toy_long")
     assert not tmp_path.joinpath("tokens", "passages").exists()
+    with pytest.raises(ConfigError, match=r"length 9\n.*4 tokens or more beside the 6 of"):
+        passage_ids([""], ["a"], VOCABULARY, 9, prompt=[NQ] * 6)
 
 
 def test_each_task_has_its_own_length_and_prompt_in_a_token_store(tokenized):
