@@ -7,6 +7,8 @@ import dataclasses
 import re
 from collections.abc import Iterable, Iterator
 
+import regex
+
 from taser_jax.data.collections.store import (
     SPLITS,
     PassageStore,
@@ -18,7 +20,7 @@ from taser_jax.data.prepare.splits import SHARES, sampled, split_of
 from taser_jax.data.readers.passages import WORD
 from taser_jax.storage.artifacts import FilePath
 from taser_jax.storage.errors import DataError
-from taser_jax.storage.records import Passage, Query, hash_share
+from taser_jax.storage.records import UNSPACED, Passage, Query, hash_share
 
 TASK = "made"
 # More queries train no longer, or tell no more about a model.
@@ -94,10 +96,9 @@ def _words(text: str) -> int:
 
 
 def _without_title(passage: Passage) -> Passage:
-    text = passage.text
-    if text.lower().startswith(passage.title.lower()):
-        text = text[len(passage.title) :].strip()
-    return dataclasses.replace(passage, title="", text=text)
+    # Not the beginning of a longer word.
+    title = regex.compile(rf"(?i)\A{regex.escape(passage.title)}((?<=[{UNSPACED}])|(?!\w))\s*")
+    return dataclasses.replace(passage, title="", text=title.sub("", passage.text))
 
 
 def _sentence(passage: Passage) -> tuple[str, str] | None:

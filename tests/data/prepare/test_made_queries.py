@@ -64,6 +64,25 @@ def test_sentences_of_chinese_end_without_a_space(tmp_path):
             assert query.text not in PassageStore.open(tmp_path, "made")[row].text
 
 
+@pytest.mark.parametrize(
+    ("title", "text", "left"),
+    [
+        ("Art", "Artists have four words.", "Artists have four words."),
+        ("Art", "art, of four words more.", ", of four words more."),
+        ("C++", "C++ has at least four words.", "has at least four words."),
+        ("北京", "北京是中国的首都。", "是中国的首都。"),
+    ],
+)
+def test_a_title_is_cut_out_where_its_words_end(tmp_path, title, text, left):
+    passages = [Passage(f"p{n}", f"{text} {n}", title) for n in range(60)]
+    write_collection(tmp_path, "notes", passages)
+    for split in make_queries(data_dir=tmp_path, collection="made", source="notes")[TASK]:
+        for query in QuerySet.open(tmp_path, "made", TASK, split):
+            if query.id.startswith("title:"):
+                (row,) = query.positives
+                assert PassageStore.open(tmp_path, "made")[row].text == f"{left} {row}"
+
+
 def test_no_more_queries_than_are_of_use(data_dir, monkeypatch):
     most = {"train": 7, "validation": 2, "test": 3}
     monkeypatch.setattr(made_queries, "_MOST", most)
