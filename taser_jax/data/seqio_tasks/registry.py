@@ -222,11 +222,12 @@ def form_of_passages(
 
 def _register(item: RetrievalTask | RetrievalMixture) -> None:
     """Refuses a name that is taken; registers with SeqIO if that has been imported."""
-    if item.name in names():
+    seqio = sys.modules.get("seqio")
+    if item.name in names() or (seqio and item.name in seqio.TaskRegistry.names()):
         fix = "choose another name, or remove the former with taser_jax.tasks.remove_task"
         where = "registration of tasks"
         raise ConfigError(f"{item.name!r} is registered already", where=where, fix=fix)
-    if "seqio" in sys.modules:
+    if seqio:
         _import_seqio(item.name).add(item)
 
 

@@ -96,6 +96,10 @@ def test_a_name_is_registered_once():
     retrieval.add_retrieval_task("toy_one", collection="toy", task="two")
     with pytest.raises(ConfigError, match="each task once"):
         retrieval.add_retrieval_mixture("toy", ["toy_one", ("toy_one", 2.0)])
+    source = seqio.FunctionDataSource(lambda split, shuffle_files, seed=None: None, ["train"])
+    seqio.TaskRegistry.add("texts", source=source, preprocessors=[], output_features={})
+    with pytest.raises(ConfigError, match="'texts' is registered already"):
+        retrieval.add_retrieval_task("texts", collection="toy")
 
 
 def test_mixtures_that_cannot_be_trained_on():
