@@ -194,7 +194,9 @@ def _paragraph(record: Record) -> Span | None:
     if not (text := str(record.values[field]).strip()).isdecimal():
         fix = "write a whole number"
         raise DataError(f"found {text!r}", where=record.place(field), fix=fix)
-    return Span((int(text), 0), (int(text), PARAGRAPH_END))
+    # Some number passages through all pages, beyond what a page index holds.
+    paragraph = min(int(text), PARAGRAPH_END)
+    return Span((paragraph, 0), (paragraph, PARAGRAPH_END))
 
 
 def passage_of(record: Record) -> Passage:

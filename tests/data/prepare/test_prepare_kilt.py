@@ -52,6 +52,14 @@ def _at(page: str, first: int | None = None, last: int | None = None, **fields) 
     return {"wikipedia_id": page, "title": "T", **place, **fields}
 
 
+def test_paragraphs_numbered_beyond_any_page(tmp_path, prepare_here, positives_of):
+    write(tmp_path / "p.tsv", f"id\ttext\twikipedia_id\tparagraph_id\na\tBern\t7\t{1 << 40}\n")
+    write(tmp_path / "q.jsonl", [_query("q", _at("7", 1, 1))])
+    (split,) = prepare_here("p.tsv", {"t": {"test": "q.jsonl"}}).splits
+    assert positives_of() == {"q": (0,)}
+    assert split.left_out == {WHOLE_PAGES: 1}
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
