@@ -34,7 +34,7 @@ ROOMS = {
     "assembly": 1_511,
     "cli": 1_247,
     "commands": 4_400,
-    "data": 5_604,
+    "data": 5_606,
     "devices": 1_046,
     "evaluation": 1_283,
     "interop": 2_663,
@@ -48,10 +48,10 @@ ROOMS = {
     "training": 1_266,
 }
 OTHERS = {
-    "lines of code": 29_282,
+    "lines of code": 29_284,
     "percent of code that imports or raises": 14.0,
     "files": 188,
-    "lines of the longest file": 416,
+    "lines of the longest file": 418,
     "loose files": 3,
     "rooms at the top": 14,
     "rooms on all floors": 25,
