@@ -265,7 +265,9 @@ def _specialties(
             # Fetched first: what else a CPU computes may keep fake devices from their collectives.
             leaves = jax.device_get(counts)
             samples[step] = sensitivities.sample
-            noise = commitment.noise_specialty(samples[step], temperature=config.temperature)
+            noise = commitment.noise_specialty(
+                samples[step], temperature=config.temperature, over=config.median_over
+            )
             specialties.append(specialty_report.Specialties(model.name, step, leaves, noise))
     return specialties, samples
 

@@ -142,7 +142,7 @@ def evaluate(
         run = inputs.read_task_run(runs_dir, queries, store)
         check_complete(run, where=inputs.run_path(runs_dir, task, split))
         with phase(f"evaluate {system} on {task} {split}"):
-            evaluation = judge_run(run, queries, store, config)
+            evaluation = evaluations[task] = judge_run(run, queries, store, config)
         per_query = results.per_query_path(output_dir, system, task, split)
         results.write_per_query(per_query, evaluation)
         if config.judge_of(task) is Judge.KILT:
@@ -155,7 +155,6 @@ def evaluate(
                 titles_of=store.titles,
                 ids=store.ids,
             )
-        evaluations[task] = evaluation
         if (lacking := len(queries) - evaluation.num_queries) > 0:
             told = "%s %s: %d of %d queries have no positive and are left out of averages"
             logger.warning(told, task, split, lacking, len(queries))
@@ -174,8 +173,7 @@ def evaluate(
         for name in config.measures
         if any(name in scored.values for scored in evaluations.values())
     ]
-    by_task = measures[-1]
-    write_table(output_dir, by_task=by_task, split=split, significance=significance)
+    write_table(output_dir, by_task=measures[-1], split=split, significance=significance)
     _log_averages(system, evaluations, measures)
     logger.info("table of all systems: %s", pathlib.Path(output_dir) / "table.md")
     return result

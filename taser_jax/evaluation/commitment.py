@@ -12,6 +12,7 @@ Algorithm 1, section 7.4 and Table 4.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -21,6 +22,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Int16, PyTree
 
 from taser_jax.evaluation import specialty
+from taser_jax.optim.median import MedianOver
 
 Averages = Mapping[str, PyTree]
 """Task -> moving averages of normalised sensitivities, in the order of the task axis, which
@@ -84,6 +86,9 @@ def commitments(
         temperature: τ of the softmax over tasks.
         corrected: whether T-SAGE divided averages by 1 − β^k, after k steps, before the softmax.
     """
+    simulate = functools.partial(
+        noise_commitment, beta=beta, temperature=temperature, corrected=corrected
+    )
     rows: list[Commitment] = []
     earlier: tuple[int, list[Marks]] | None = None
     for step, current in averages:
@@ -97,15 +102,7 @@ def commitments(
             noise = None
             # A batch whose median is 0 cannot be normalised; nor can T-SAGE normalise it.
             if np.isfinite(samples[step]).all():
-                steps = (earlier_step, step)
-                simulated = noise_commitment(
-                    samples[step],
-                    beta=beta,
-                    temperature=temperature,
-                    steps=steps,
-                    corrected=corrected,
-                )
-                noise = simulated.rate
+                noise = simulate(samples[step], steps=(earlier_step, step)).rate
             specific, committed = np.sum(leaves, axis=0).tolist()
             rows.append(Commitment(earlier_step, step, specific, committed, noise))
         earlier = step, marks
@@ -130,12 +127,18 @@ def _compare(earlier: Marks, later: Marks) -> Int[Array, "2"]:
     return jnp.stack([jnp.sum(earlier.specific), jnp.sum(committed)])
 
 
-def noise_specialty(sample: Sample, *, temperature: float) -> specialty.LeafCounts | None:
+def noise_specialty(
+    sample: Sample, *, temperature: float, over: MedianOver = MedianOver.ALL
+) -> specialty.LeafCounts | None:
     """Counts of the sampled parameters' means if none preferred a task; None if unknown.
+
+    Like those of the parameters, means are divided by their lower median: that of batches' medians
+    is 1, that of means above it.
 
     Args:
         sample: one checkpoint's sample.
         temperature: τ of the softmax over tasks.
+        over: entries over which the median is taken.
     """
     if not np.isfinite(sample).all():
         return None
@@ -143,7 +146,11 @@ def noise_specialty(sample: Sample, *, temperature: float) -> specialty.LeafCoun
     shift = np.random.default_rng(0).integers(tasks, size=(batches, 1, parameters))
     task = (np.arange(tasks)[:, None] + shift) % tasks
     mean = np.take_along_axis(sample, task, axis=1).mean(axis=0)
-    return jax.device_get(_count(mean.astype(np.float32), temperature))
+    counted = mean if over is MedianOver.ALL else np.where(mean > 0, mean, np.nan)
+    median = np.nanquantile(counted, 0.5, axis=1, method="lower", keepdims=True)
+    if not (median > 0).all():
+        return None
+    return jax.device_get(_count((mean / median).astype(np.float32), temperature))
 
 
 def noise_commitment(

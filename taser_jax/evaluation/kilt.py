@@ -156,10 +156,7 @@ def write_predictions(
 
 def _rank(pages: Sequence[str], evidence: EvidenceSets) -> tuple[list[bool], int]:
     """Each rank, True where an evidence set is complete, and the number of sets."""
-    sets: list[set[str]] = []
-    for needed in evidence:
-        if needed is not None and set(needed) not in sets:
-            sets.append(set(needed))
+    sets = dict.fromkeys(frozenset(needed) for needed in evidence if needed is not None)
     missing = [set(needed) for needed in sets]
     # A rank is True, False, or the number of an evidence set that is not complete yet.
     places: list[tuple[bool, int | None]] = []

@@ -15,6 +15,7 @@ from taser_jax.evaluation.commitment import (
     noise_specialty,
 )
 from taser_jax.evaluation.specialty import ACTIVATED, SPECIFIC_ENTROPY, Specialty
+from taser_jax.optim.median import MedianOver
 
 TEMPERATURE = 2.0
 # A batch whose median is 0.
@@ -138,6 +139,7 @@ def test_specialty_of_noise_equals_a_float64_simulation_and_has_no_preference():
     drawn = heavy_tails(4) * np.array([1.0, 9.0, 1.0])[:, None]
     counts = noise_specialty(drawn, temperature=TEMPERATURE)
     mean = np.random.default_rng(1).permuted(drawn, axis=1).mean(axis=0)
+    mean /= np.sort(mean, axis=1)[:, (30_000 - 1) // 2, None]
     is_specific, entropy = specific(mean)
     assert counts.share(Specialty.SPECIFIC) == pytest.approx(is_specific.mean(), rel=0.05)
     activated = mean.max(0) >= ACTIVATED
@@ -145,3 +147,22 @@ def test_specialty_of_noise_equals_a_float64_simulation_and_has_no_preference():
     by_task = counts.specific_by_task()
     assert by_task.max() < 1.1 * by_task.min()
     assert noise_specialty(UNKNOWN, temperature=TEMPERATURE) is None
+
+
+@pytest.mark.parametrize("over", MedianOver)
+def test_noise_of_tasks_that_are_alike_is_what_is_measured_of_them(over):
+    """Measured are totals over their median; each batch of the sample has its own median."""
+    rng = np.random.default_rng(3)
+    raw = np.exp(1.5 * rng.normal(size=(8, 3, 30_000)) + rng.normal(size=(1, 1, 30_000)))
+    if over is MedianOver.NONZERO:
+        # Rows of a vocabulary that no batch touches.
+        raw[:, :, ::3] = 0
+
+    def in_medians(values):
+        counted = [row if over is MedianOver.ALL else row[row > 0] for row in values]
+        return values / np.array([[np.sort(row)[(len(row) - 1) // 2]] for row in counted])
+
+    is_specific, _ = specific(in_medians(raw.sum(axis=0)))
+    sample = np.stack([in_medians(batch) for batch in raw])
+    counts = noise_specialty(sample, temperature=TEMPERATURE, over=over)
+    assert counts.share(Specialty.SPECIFIC) == pytest.approx(is_specific.mean(), rel=0.06)
