@@ -57,8 +57,9 @@ def visible_files(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def is_text(path: FilePath) -> bool:
-    """Whether the name is that of a text file, gzipped or not."""
-    return re.search(r"(?i)\.(txt|md|html?)(\.gz)?\Z", os.fspath(path)) is not None
+    """Whether the name is that of a text file, gzipped or not; judgements are none."""
+    name = os.path.basename(path).lower()
+    return re.fullmatch(r"(?s)(?!qrels).*\.(txt|md|html?)(\.gz)?", name) is not None
 
 
 def in_blocks(items: Iterable[T], size: int) -> Iterator[list[T]]:

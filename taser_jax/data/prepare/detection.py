@@ -298,10 +298,10 @@ def _role(path: pathlib.Path) -> _Role | None:
     if lines[0].lstrip().lower().startswith("<doc>"):
         return _Role.PASSAGES
     tabs = [line.count("\t") for line in lines]
-    if re.fullmatch(r"\S+\s+\S+\s+\S+\s+-?\d+", lines[0]) and tabs[0] != 1:
+    if "qrels" in name or (re.fullmatch(r"(\S+\s+){3}-?\d+", lines[0]) and tabs[0] != 1):
         return _Role.QRELS
     # A text may have a line with tabs.
-    if not tabs[-1] or (name.endswith(".txt") and tabs[0] != tabs[-1]):
+    if not min(tabs) or (name.endswith(".txt") and tabs[0] != tabs[-1]):
         return other
     # Passages may have no title.
     has_title = tabs[-1] > 1 or re.search("passage|corpus|collection", name)
@@ -367,8 +367,8 @@ def _unknown(folder: pathlib.Path, described: Sequence[str]) -> ConfigError:
     return ConfigError(
         f"no collection is recognised; found {'; '.join(described) or nothing}",
         where=str(folder),
-        expected="one file of passages (a table or JSON lines with id, title and text), questions "
-        "with their passages, or .txt, .md and .html files; queries beside judgements as in "
+        expected="one file of passages (a table or JSON lines with id, title and text), or of "
+        "question and answer, or .txt, .md and .html files; queries beside judgements as in "
         "faq.train.queries.tsv and faq.train.qrels.tsv",
-        fix="rename the files, or name them with PASSAGES and QUERIES (runs/prepare.gin)",
+        fix="rename files or columns, or give the files as PASSAGES and QUERIES (runs/prepare.gin)",
     )

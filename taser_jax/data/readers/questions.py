@@ -311,8 +311,8 @@ class Judgement:
 def read_qrels(path: FilePath) -> Iterator[Judgement]:
     """Relevance judgements in TREC's columns, or in those that a header names, as in BEIR's files.
 
-    TREC: query id, iteration (ignored), passage id, grade, separated by white space. Named columns
-    of a query's and a passage's id alone have the grade 1.
+    TREC: query id, iteration (ignored), passage id, grade, separated by white space; or without the
+    iteration. A query's and a passage's id alone have the grade 1.
 
     Args:
         path: local or gs://, plain or `.gz`.
@@ -325,7 +325,9 @@ def read_qrels(path: FilePath) -> Iterator[Judgement]:
     """
     records = fields.read_records(path)
     if records is None:
-        names = ("query-id", "iteration", "corpus-id", "score")
+        names = ["query-id", "iteration", "corpus-id", "score"]
+        if (width := len("".join(first_lines(path)).split())) < len(names):
+            names = ["query-id", "corpus-id", "score"][: max(width, 2)]
         expected = "TREC's 4, query id, 0, passage id and grade, nor named by a header"
         records = fields.named(fields.plain_rows(path, None), names, expected)
     for record in records:

@@ -7,7 +7,7 @@ import pathlib
 import pytest
 from written_files import write_all
 
-from taser_jax.data.prepare.detection import detect
+from taser_jax.data.prepare.detection import detect, given_passages
 from taser_jax.storage.errors import ConfigError
 
 PASSAGES = "id\ttext\ttitle\np1\tsome text\tA title\n"
@@ -53,6 +53,8 @@ TABLES = {
     "one.queries.tsv": ("4\twho\n", "one.train", "one.test"),
     "one.qrels.train.tsv": ("4 0 p1 1\n", "one.train qrels"),
     "one.qrels.test.tsv": ("4 0 p1 1\n", "one.test qrels"),
+    "two.test.queries.tsv": ("4\twho\n", "two.test"),
+    "two.test.qrels.tsv": ("4\tp1\t1\n", "two.test qrels"),
 }
 
 MS_MARCO = {
@@ -145,6 +147,17 @@ def test_what_is_not_read_is_named(tmp_path, caplog):
     assert "cloned/linked: the passages are those of .txt," in caplog.text
     with pytest.raises(ConfigError, match=r"links\.csv: it is a file"):
         detect(tmp_path / "notes" / "links.csv")
+
+
+def test_judgements_are_no_text(tmp_path, caplog):
+    folder = write_all(
+        tmp_path / "notes", {"a.txt": "x", "b/qrels.txt": "1|2|1", "c.csv": "day,url\n1,\tx\ty\n"}
+    )
+    with caplog.at_level(logging.WARNING, logger="taser"):
+        [found] = given_passages(folder)
+    assert found.text == "x"
+    assert "b/qrels.txt: the passages are those of .txt," in caplog.text
+    assert "c.csv is left out: no columns" in caplog.text
 
 
 def test_a_folder_of_texts_is_walked_once(tmp_path, monkeypatch):

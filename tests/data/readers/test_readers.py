@@ -113,6 +113,7 @@ def test_passages_are_streamed(tmp_path):
     "content",
     [
         "q1 Q0 d1 2\nq2\t0\td2\t0\n\n",
+        "q1\td1\t2\nq2\td2\t0\n",
         "query-id\tcorpus-id\tscore\nq1\td1\t2\nq2\td2\t0\n",
         "relevance;doc_id;qid\n2.0;d1;q1\n0;d2;q2\n",
         "query,docno,label\nq1,d1,2\nq2,d2,0\n",
@@ -124,8 +125,9 @@ def test_qrels_in_trecs_columns_or_by_a_header(tmp_path, content):
     assert triples == [("q1", "d1", 2), ("q2", "d2", 0)]
 
 
-def test_ids_alone_are_judged_relevant(tmp_path):
-    [judged] = read_qrels(write(tmp_path / "qrels.csv", "query_id,doc_id\nq1,d1\n"))
+@pytest.mark.parametrize("content", ["query_id,doc_id\nq1,d1\n", "q1\td1\n"])
+def test_ids_alone_are_judged_relevant(tmp_path, content):
+    [judged] = read_qrels(write(tmp_path / "qrels.csv", content))
     assert (judged.query_id, judged.passage_id, judged.relevance) == ("q1", "d1", 1)
 
 
@@ -334,6 +336,7 @@ BAD_QRELS = [
     ("q1 0 d1 1\nq1 d2 1\n", ":2: 3 columns"),
     ("query-id\tcorpus-id\tscore\nq1\t0\td1\t1\n", ":2: 4 columns"),
     ("query-id,corpus-id,rank\nq1,d1,1\n", ":2: its columns are query-id, corpus-id, rank"),
+    ("q1\td1\t2\nq2\td2\n", r":2: 2 columns, not TREC's 4"),
     ("q1,0,d1,1\n", r":1: 1 columns, not TREC's 4(.|\n)*nor named by a header"),
     ("q1 0 d1 yes\n", ":1: the grade is 'yes'"),
     (f"q1 0 d1 {10**30}\n", r":1: the grade is '10{30}'(.|\n)*32 bits"),
