@@ -9,6 +9,7 @@ qrels/<split>.tsv. From there on it is a folder like any other.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -131,19 +132,17 @@ def _of_ir_datasets(ir_datasets: types.ModuleType, name: str) -> Iterator[_Split
     if not whole.has_qrels():
         splits = {}
         for part, split in _SPLITS.items():
-            try:
+            with contextlib.suppress(KeyError):
                 splits.setdefault(split, ir_datasets.load(f"{name}/{part}"))
-            except KeyError:
-                continue
     splits = {name: data for name, data in splits.items() if data.has_qrels()}
     if not splits:
         raise _unfit(name, "no judgements", f"choose one of its parts, such as {name}/test")
     for split, data in splits.items():
-        passages, queries = data.docs_iter(), data.queries_iter()
+        titled = ((doc, getattr(doc, "title", "")) for doc in data.docs_iter())
         yield (
             split,
-            (_passage(doc.doc_id, _text(doc), getattr(doc, "title", "")) for doc in passages),
-            ({"_id": query.query_id, "text": _text(query)} for query in queries),
+            (_passage(doc.doc_id, _text(doc, title), title) for doc, title in titled),
+            ({"_id": query.query_id, "text": _text(query)} for query in data.queries_iter()),
             ((judged.query_id, judged.doc_id, judged.relevance) for judged in data.qrels_iter()),
         )
 
@@ -152,10 +151,10 @@ def _passage(id: str, text: str, title: str | None) -> _Record:
     return {"_id": id, "title": title or "", "text": text}
 
 
-def _text(record: Any) -> str:
-    """A document's text without its title; a query's own words."""
+def _text(record: Any, title: str = "") -> str:
+    """Its text; the default text of documents without one begins with their title."""
     text = getattr(record, "text", None)
-    return text if isinstance(text, str) else record.default_text()
+    return text if isinstance(text, str) else record.default_text().removeprefix(f"{title} ")
 
 
 def _unfit(name: str, content: str, fix: str) -> ConfigError:

@@ -124,8 +124,7 @@ def export_sentence_transformers(source: ExportSource, output_dir: pathlib.Path)
 def _paths(source: ExportSource) -> tuple[PlainConfig, Mapping[str, Role]]:
     config = source.config
     assert isinstance(config, PlainConfig)
-    prompt = _ids_before_queries(source) or source.passage_prompt
-    return config, plain_paths(config, prompt=prompt)
+    return config, plain_paths(config, prompt=_ids_before_queries(source) or source.passage_prompt)
 
 
 def _ids_before_queries(source: ExportSource) -> tuple[int, ...]:

@@ -68,6 +68,22 @@ def test_splits_of_ir_datasets_are_a_collection(tmp_path):
     assert (query.text, query.positives, query.relevance) == ("a river", (0,), (2,))
 
 
+def test_a_title_is_no_part_of_a_default_text(tmp_path, monkeypatch):
+    """As of nfcorpus and msmarco-document; a text of its own is left as it is."""
+
+    def documents(_):
+        yield SimpleNamespace(doc_id="d1", title="Paris", default_text=lambda: "Paris On a river.")
+        yield SimpleNamespace(doc_id="d2", title="Go", text="Go is a game.")
+
+    monkeypatch.setattr(Data, "docs_iter", documents)
+    folder = pathlib.Path(as_folder("ir_datasets:tiny"))
+    corpus = map(json.loads, (folder / "corpus.jsonl").read_text().splitlines())
+    assert [(passage["title"], passage["text"]) for passage in corpus] == [
+        ("Paris", "On a river."),
+        ("Go", "Go is a game."),
+    ]
+
+
 def test_one_split_of_ir_datasets_is_what_it_is_named(monkeypatch):
     folder = pathlib.Path(as_folder("ir_datasets:tiny/train"))
     assert folder.name == "tiny-train"
