@@ -9,7 +9,7 @@ import numpy as np
 from small_world import gin
 
 from taser_jax.data.collections.store import PassageStore, write_collection, write_queries
-from taser_jax.data.token_store.arrays import TokenizedQueries
+from taser_jax.data.token_store.arrays import Ragged, TokenizedQueries
 from taser_jax.models.batch import Tokens
 from taser_jax.retrieval.encoding import EncodeConfig, encode_queries, encode_texts
 from taser_jax.storage.records import Passage, Query
@@ -67,14 +67,16 @@ class StoreWorld:
         return self
 
     def _tokens(self, numbers: range) -> TokenizedQueries:
-        return TokenizedQueries.from_lists(
-            "nq",
-            "test",
-            query_ids=[f"q{number}" for number in range(len(numbers))],
-            tokens=[[number] for number in numbers],
-            positives=[[0]] * len(numbers),
-            length=4,
-            vocabulary_size=len(TABLE),
+        count = len(numbers)
+        return TokenizedQueries(
+            ids=np.array([[number, 0, 0, 0] for number in numbers], np.uint16),
+            lengths=np.ones(count, np.int32),
+            positives=Ragged.from_lists([[0]] * count),
+            hard_negatives=Ragged.from_lists([[]] * count),
+            query_ids=[f"q{number}" for number in range(count)],
+            task="nq",
+            split="test",
+            fingerprint=f"tokens {numbers}",
         )
 
     def export(self, output_dir: pathlib.Path, *formats: str) -> list[str]:

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from taser_jax.data.token_store.arrays import TokenArray, TokenizedQueries
+from taser_jax.data.token_store.arrays import Ragged, TokenArray, TokenizedQueries, pack_tokens
 from taser_jax.retrieval.embeddings import (
     EmbeddingDtype,
     Embeddings,
@@ -160,15 +160,10 @@ def test_nan_names_the_row_and_nothing_is_kept_and_no_texts_are_refused(tmp_path
 
 def make_queries(task="nq"):
     rng = np.random.default_rng(1)
-    return TokenizedQueries.from_lists(
-        task,
-        "test",
-        query_ids=[f"{task}/{number}" for number in range(24)],
-        tokens=[rng.integers(1, 50, rng.integers(1, 20)).tolist() for _ in range(24)],
-        positives=[[0]] * 24,
-        length=20,
-        vocabulary_size=50,
-    )
+    tokens = [rng.integers(1, 50, rng.integers(1, 20)).tolist() for _ in range(24)]
+    packed, rows = pack_tokens(tokens, 20, 50, str), Ragged.from_lists([[0]] * 24)
+    ids = [f"{task}/{number}" for number in range(24)]
+    return TokenizedQueries(packed.ids, packed.lengths, rows, rows, ids, task, "test", f"t {task}")
 
 
 def encode_split(queries, directory, **changes):

@@ -11,7 +11,6 @@ uint16; texts follow one another without padding, and the token store knows thei
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Literal
@@ -125,41 +124,6 @@ class TokenizedQueries:
     split: str
     fingerprint: str
     collection_fingerprint: str = ""
-
-    @classmethod
-    def from_lists(
-        cls,
-        task: str,
-        split: str,
-        *,
-        query_ids: Sequence[str],
-        tokens: Sequence[Sequence[int]],
-        positives: Iterable[Sequence[int]],
-        hard_negatives: Iterable[Sequence[int]] | None = None,
-        length: int,
-        vocabulary_size: int,
-    ) -> TokenizedQueries:
-        """Packs lists, one of each kind per query.
-
-        Raises:
-            DataError: numbers of lists differ, or a query's tokens do not fit.
-        """
-        where = f"task {task!r}, split {split!r}"
-        gold = Ragged.from_lists(positives)
-        hard = Ragged.from_lists([[]] * len(tokens) if hard_negatives is None else hard_negatives)
-        if {len(query_ids), len(gold), len(hard)} != {len(tokens)}:
-            raise DataError(
-                f"{len(query_ids)} query ids, {len(gold)} lists of positives and {len(hard)} of "
-                f"hard negatives for {len(tokens)} token lists",
-                where=where,
-            )
-        array = pack_tokens(
-            tokens, length, vocabulary_size, lambda query: f"{where}, {query_ids[query]}"
-        )
-        arrays = [array.ids, array.lengths]
-        arrays += [gold.offsets, gold.values, hard.offsets, hard.values]
-        content = fingerprint([task, split, json.dumps(list(query_ids)), *arrays])
-        return cls(array.ids, array.lengths, gold, hard, list(query_ids), task, split, content)
 
     def __len__(self) -> int:
         return len(self.lengths)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import pathlib
 from collections.abc import Iterable, Sequence
@@ -11,7 +10,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from taser_jax.data.files import in_blocks
-from taser_jax.data.token_store.arrays import Ragged, TokenizedQueries, id_dtype, pack_tokens
+from taser_jax.data.token_store.arrays import Ragged, id_dtype, pack_tokens
 from taser_jax.data.token_store.store import (
     QueriesEntry,
     QuerySettings,
@@ -77,6 +76,10 @@ class TokenStoreWriter:
         content = artifacts.Fingerprint()
         lengths = np.zeros(count, np.int32)
         done = 0
+
+        def where(row: int) -> str:
+            return f"passages, row {done + row}"
+
         with artifacts.storage_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
             with open(folder / "ids.npy", "wb") as file:
@@ -86,7 +89,6 @@ class TokenStoreWriter:
                 for block in in_blocks(token_lists, _BLOCK_ROWS):
                     if done + len(block) > count:
                         raise DataError(f"more than {count} passages", where=str(folder))
-                    where = functools.partial(_row, start=done)
                     array = pack_tokens(block, length, vocabulary_size, where)
                     # Plain writes, since a full disk under a memory map kills the process.
                     file.write(array.ids.tobytes())
@@ -128,37 +130,46 @@ class TokenStoreWriter:
             DataError: lists that do not match, or tokens that do not fit.
             StorageError: the disk is full or the directory cannot be written.
         """
-        queries = TokenizedQueries.from_lists(
-            task,
-            split,
-            query_ids=query_ids,
-            tokens=tokens,
-            positives=positives,
-            hard_negatives=hard_negatives,
-            length=self._metadata.query_length if length is None else length,
-            vocabulary_size=self._metadata.vocabulary_size,
-        )
+        where = f"task {task!r}, split {split!r}"
+        gold = Ragged.from_lists(positives)
+        hard = Ragged.from_lists([[]] * len(tokens) if hard_negatives is None else hard_negatives)
+        if {len(query_ids), len(gold), len(hard)} != {len(tokens)}:
+            raise DataError(
+                f"{len(query_ids)} query ids, {len(gold)} lists of positives and {len(hard)} of "
+                f"hard negatives for {len(tokens)} token lists",
+                where=where,
+            )
+        length = self._metadata.query_length if length is None else length
+        vocabulary_size = self._metadata.vocabulary_size
+        packed = pack_tokens(tokens, length, vocabulary_size, lambda i: f"{where}, {query_ids[i]}")
+        # In the order of their fingerprint.
+        arrays = {
+            "ids": packed.ids,
+            "lengths": packed.lengths,
+            "positives.offsets": gold.offsets,
+            "positives.values": gold.values,
+            "hard_negatives.offsets": hard.offsets,
+            "hard_negatives.values": hard.values,
+        }
+        ids = json.dumps(list(query_ids))
         folder = queries_folder(self.directory, task, split)
-        arrays = {"ids": queries.ids, "lengths": queries.lengths}
-        for name in ("positives", "hard_negatives"):
-            ragged: Ragged = getattr(queries, name)
-            arrays[f"{name}.offsets"], arrays[f"{name}.values"] = ragged.offsets, ragged.values
         with artifacts.storage_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
             for name, array in arrays.items():
                 np.save(folder / f"{name}.npy", array)
-            (folder / "query_ids.json").write_text(json.dumps(queries.query_ids), encoding="utf-8")
+            (folder / "query_ids.json").write_text(ids, encoding="utf-8")
         entry = QueriesEntry(
             task,
             split,
-            len(queries),
-            queries.ids.shape[1],
-            queries.fingerprint,
-            settings.normalization.value,
-            settings.prompt,
+            count=len(tokens),
+            length=length,
+            fingerprint=artifacts.fingerprint([task, split, ids, *arrays.values()]),
+            normalization=settings.normalization.value,
+            prompt=settings.prompt,
         )
-        entries = (*self._metadata.queries, entry)
-        self._metadata = dataclasses.replace(self._metadata, queries=entries)
+        self._metadata = dataclasses.replace(
+            self._metadata, queries=(*self._metadata.queries, entry)
+        )
 
     def finish(self) -> TokenStore:
         """Records checksums, writes `metadata.json` atomically and opens the store.
@@ -180,7 +191,3 @@ class TokenStoreWriter:
             checksums.seal(self.directory)
         artifacts.write_json(self.directory / artifacts.METADATA, dataclasses.asdict(metadata))
         return TokenStore.open(self.directory)
-
-
-def _row(place: int, *, start: int) -> str:
-    return f"passages, row {start + place}"
