@@ -303,7 +303,7 @@ def _every_task(
         problem = "no token store, and a batch of every task in each step"
         fix = "run `taser tokenize` first; for `taser compile`, set compile_recipe.task_sizes"
         raise ConfigError(problem, where="TOKEN_STORE", fix=fix)
-    sizes = every_task.step_batch_sizes(
+    sizes = every_task.task_batch_sizes(
         batching, texts.task_sizes, num_devices=devices, num_chunks=num_chunks
     )
     return None, sizes, dict.fromkeys(sizes, texts.query_length), {}

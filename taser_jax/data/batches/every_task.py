@@ -26,7 +26,7 @@ from taser_jax.devices.mesh import HostShare
 from taser_jax.models.batch import Batch
 from taser_jax.storage.artifacts import fingerprint_json
 from taser_jax.storage.errors import ConfigError
-from taser_jax.storage.typed_files import Checked, Natural, Seed
+from taser_jax.storage.typed_files import Checked, Natural, Positive, PositiveNumber, Seed
 
 # Query arrays are as long as the task's longest query, rounded up to a multiple of this.
 _LENGTH_MULTIPLE = 8
@@ -58,9 +58,9 @@ class TaskBatchingConfig(Checked):
         seed: 0 or more.
     """
 
-    total: int = 120
+    total: Positive = 120
     counted: BatchTotal = BatchTotal.GLOBAL
-    temperature: float = 4.0
+    temperature: PositiveNumber = 4.0
     num_negatives: Natural = 2
     false_negatives: FalseNegatives = FalseNegatives.MASK
     positives: PositiveChoice = PositiveChoice.SAMPLE
@@ -68,24 +68,28 @@ class TaskBatchingConfig(Checked):
 
 
 def task_batch_sizes(
-    sizes: Mapping[str, int], *, total: int, temperature: float = 4.0, multiple: int = 1
+    config: TaskBatchingConfig,
+    sizes: Mapping[str, int],
+    *,
+    num_devices: int = 1,
+    num_chunks: int = 1,
 ) -> dict[str, int]:
-    """Queries of each task per step: r_t ∝ N_t^(1/c), in whole seats that sum to `total`.
+    """Queries of each task per step: r_t ∝ N_t^(1/c), in whole seats that sum to the total.
 
     Every task gets one seat. Of the remaining B − T, task t gets ⌊B·r_t − 1⌋ (at least 0), and the
-    rest go one by one to the largest remainders. A seat is `multiple` queries.
+    rest go one by one to the largest remainders. A seat is one query for each chunk of each device.
 
     Example:
         Sets of 16, 1 and 1 with c = 4 have shares 1/2, 1/4, 1/4:
 
-        >>> task_batch_sizes({"a": 16, "b": 1, "c": 1}, total=8)
+        >>> task_batch_sizes(TaskBatchingConfig(total=8), {"a": 16, "b": 1, "c": 1})
         {'a': 4, 'b': 2, 'c': 2}
 
     Args:
+        config: the total, and c, the temperature.
         sizes: task -> its training queries.
-        total: B, queries in a step.
-        temperature: c.
-        multiple: sizes are multiples of this: the devices (and chunks) that share a batch.
+        num_devices: devices that share a batch.
+        num_chunks: GradCache chunks of each task's batch.
 
     Returns:
         Task -> queries, in the order of `sizes`.
@@ -100,18 +104,21 @@ def task_batch_sizes(
         problem = f"task {', '.join(empty)} has no training queries" if empty else "no task"
         fix = "remove it from TASKS, or prepare its training split"
         raise ConfigError(problem, where="task batches", fix=fix)
-    if temperature <= 0 or total % multiple or total // multiple < len(sizes):
+    per_device = config.counted is BatchTotal.PER_DEVICE
+    total = config.total * (num_devices if per_device else 1)
+    multiple = num_devices * num_chunks
+    if total % multiple or total // multiple < len(sizes):
         raise ConfigError(
-            f"{total} queries in a step, temperature {temperature}",
+            f"{total} queries in a step",
             where="task batches",
             expected=f"a multiple of {multiple} (devices and chunks that share a batch), at least "
-            f"{multiple * len(sizes)} for {len(sizes)} tasks, and a temperature above 0",
+            f"{multiple * len(sizes)} for {len(sizes)} tasks",
             fix=f"the next total that fits is {max(-(-total // multiple), len(sizes)) * multiple}",
         )
     seats = total // multiple
     # Shares of the largest set: near a temperature of 0 the powers of the sizes would overflow.
     weights = np.asarray(list(sizes.values())) / max(sizes.values())
-    weights = weights ** (1.0 / temperature)
+    weights = weights ** (1.0 / config.temperature)
     quotas = seats * weights / weights.sum() - 1.0
     given = np.maximum(np.floor(quotas), 0.0).astype(int)
     left = seats - len(sizes) - int(given.sum())
@@ -123,29 +130,6 @@ def task_batch_sizes(
     for place in np.argsort(-(quotas - given), kind="stable")[:left]:
         given[place] += 1
     return {task: int(1 + extra) * multiple for task, extra in zip(sizes, given, strict=True)}
-
-
-def step_batch_sizes(
-    config: TaskBatchingConfig, sizes: Mapping[str, int], *, num_devices: int, num_chunks: int
-) -> dict[str, int]:
-    """Queries of each task per step, which devices and chunks share equally.
-
-    Args:
-        config: the total.
-        sizes: task -> its training queries.
-        num_devices: devices that share a batch.
-        num_chunks: GradCache chunks of each task's batch.
-
-    Raises:
-        ConfigError: as `task_batch_sizes`.
-    """
-    per_device = config.counted is BatchTotal.PER_DEVICE
-    return task_batch_sizes(
-        sizes,
-        total=config.total * (num_devices if per_device else 1),
-        temperature=config.temperature,
-        multiple=num_devices * num_chunks,
-    )
 
 
 class TaskBatchStream:
@@ -181,7 +165,7 @@ class TaskBatchStream:
         padding: Padding = Padding(),
     ) -> None:
         self.config = config
-        self.batch_sizes = step_batch_sizes(
+        self.batch_sizes = task_batch_sizes(
             config,
             {task: len(queries) for task, queries in tasks.items()},
             num_devices=num_devices,

@@ -42,16 +42,20 @@ def stream(store, *, first=32, second=32, **options):
     return TaskBatchStream(store, tasks, config, **options)
 
 
+def sizes_of(counts, num_devices=1, **config):
+    return task_batch_sizes(TaskBatchingConfig(**config), counts, num_devices=num_devices)
+
+
 def test_sizes_of_two_sets_by_hand():
     # 81^(1/4) = 3 and 1: shares 3/4 and 1/4 of 8 seats.
-    assert task_batch_sizes({"a": 81, "b": 1}, total=8) == {"a": 6, "b": 2}
+    assert sizes_of({"a": 81, "b": 1}, total=8) == {"a": 6, "b": 2}
     # Shares 2/3 and 1/3: one each, then ⌊4.33⌋ and ⌊1.67⌋, and the seat left goes to 0.67.
-    assert task_batch_sizes({"a": 16, "b": 1}, total=8) == {"a": 5, "b": 3}
+    assert sizes_of({"a": 16, "b": 1}, total=8) == {"a": 5, "b": 3}
     # A small set keeps one seat beside a very large one.
-    sizes = task_batch_sizes({"a": 10**9, "b": 1, "c": 1}, total=4, temperature=1.0)
+    sizes = sizes_of({"a": 10**9, "b": 1, "c": 1}, total=4, temperature=1.0)
     assert sizes == {"a": 2, "b": 1, "c": 1}
     # Towards a temperature of 0 the largest set takes what the others do not need.
-    assert task_batch_sizes({"a": 182, "b": 62}, total=8, temperature=1e-3) == {"a": 7, "b": 1}
+    assert sizes_of({"a": 182, "b": 62}, total=8, temperature=1e-3) == {"a": 7, "b": 1}
 
 
 @pytest.mark.parametrize("temperature", [1.0, 4.0, 1e9])
@@ -60,7 +64,7 @@ def test_sizes_sum_to_the_total_and_follow_the_sets(temperature, multiple):
     rng = np.random.default_rng(0)
     for _ in range(50):
         counts = {str(i): n for i, n in enumerate(rng.integers(1, 10_000, 6).tolist())}
-        sizes = task_batch_sizes(counts, total=60, temperature=temperature, multiple=multiple)
+        sizes = sizes_of(counts, num_devices=multiple, total=60, temperature=temperature)
         per_task = np.asarray([sizes[task] for task in sorted(counts, key=counts.__getitem__)])
         assert per_task.sum() == 60
         assert (per_task >= multiple).all()
@@ -71,7 +75,7 @@ def test_sizes_sum_to_the_total_and_follow_the_sets(temperature, multiple):
 
 
 def test_sizes_of_the_paper():
-    sizes = task_batch_sizes({task: count for task, (count, _) in KILT.items()}, total=120)
+    sizes = sizes_of({task: count for task, (count, _) in KILT.items()}, total=120)
     assert sizes == {task: size for task, (_, size) in KILT.items()}
 
 
@@ -151,11 +155,11 @@ def test_queries_are_as_long_as_their_own_tasks_longest(store):
     [
         ({"nq": 9, "fever": 0}, {"total": 8}, "task fever has no training queries"),
         ({}, {"total": 8}, "no task"),
-        ({"nq": 9, "fever": 9}, {"total": 12, "multiple": 8}, "the next total that fits is 16"),
+        ({"nq": 9, "fever": 9}, {"total": 12, "num_devices": 8}, "the next total that fits is 16"),
         ({"nq": 9, "fever": 9}, {"total": 1}, "at least 2 for 2 tasks"),
-        ({"nq": 9}, {"total": 8, "temperature": 0.0}, "a temperature above 0"),
+        ({"nq": 9}, {"total": 8, "temperature": 0.0}, "temperature is 0.0\n.*a number above 0"),
     ],
 )
 def test_what_cannot_be_is_refused(sizes, options, message):
     with pytest.raises(ConfigError, match=message):
-        task_batch_sizes(sizes, **options)
+        sizes_of(sizes, **options)
