@@ -30,7 +30,7 @@ from taser_jax.storage.records import Passage, check_id
 
 PassageSource = FilePath | Iterable[Passage | str | Mapping[str, object]]
 _FILES = (
-    *(".json", ".jsonl", ".tsv", ".csv", ".txt", ".parquet", ".arrow"),
+    *(".json", ".jsonl", ".ndjson", ".tsv", ".csv", ".txt", ".parquet", ".arrow"),
     *(".sgml", ".xml", ".qrels", ".trec"),
 )
 _SPLIT_WORDS = {

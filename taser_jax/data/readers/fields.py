@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import csv
 import dataclasses
 import enum
@@ -24,6 +26,7 @@ from taser_jax.storage.typed_files import typed
 # A longer column means an unclosed quote that swallowed the following lines.
 _LONGEST_FIELD = 1 << 24
 _DELIMITERS = "\t,;|"
+_NO_LITERAL = (TypeError, ValueError, SyntaxError, MemoryError, RecursionError)
 # Paragraph and character in it. A whole paragraph ends at this character.
 Position = tuple[int, int]
 PARAGRAPH_END = (1 << 31) - 1
@@ -113,7 +116,7 @@ class Role(enum.Enum):
 
     ID = "id _id docid doc_id pid docno document_id cord_uid"
     TITLE = "title heading headline subject name"
-    TEXT = "text passage body content contents document abstract context definition"
+    TEXT = "text passage body content contents page_content document abstract context definition"
     PAGE = "wikipedia_id page_id"
     PARAGRAPH = "paragraph_id"
     QUESTION = "question query anchor claim"
@@ -124,7 +127,7 @@ class Role(enum.Enum):
     )
     OTHER_NEGATIVE = "negative_ctxs"
     QUERY_ID = "query_id qid question_id topic_id topic"
-    PASSAGE_ID = "passage_id corpus_id"
+    PASSAGE_ID = "passage_id corpus_id chunk_id"
     RELEVANCE = "relevance score grade label rel judgment"
 
 
@@ -149,6 +152,19 @@ def roles_of(names: tuple[str, ...]) -> Mapping[Role, list[str]]:
         for role in Role
     }
     return {role: of_role for role, of_role in fields.items() if of_role}
+
+
+def as_list(value: object) -> object:
+    """A list that a table's column has, as in DPR's .qa.csv; other values as they are.
+
+    Example:
+        >>> as_list("['Ada', 'Lovelace']"), as_list("[1] says so")
+        (['Ada', 'Lovelace'], '[1] says so')
+    """
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        with contextlib.suppress(*_NO_LITERAL):
+            return ast.literal_eval(value.strip())
+    return value
 
 
 def content_id(title: str, text: str) -> str:
@@ -211,7 +227,7 @@ class Record:
         fix = "write a text, a list of texts, or {text, title}"
         contexts = []
         for field in roles_of(tuple(self.values)).get(role, ()):
-            value: Any = self.values[field]
+            value: Any = as_list(self.values[field])
             for content in value if isinstance(value, list) else [value]:
                 parts = content if isinstance(content, dict) else {"text": content}
                 quoted = typed(parts, _Quoted, where=self.place(field), fix=fix)
@@ -244,7 +260,7 @@ class Record:
 
 def is_json(path: FilePath) -> bool:
     """Whether the name is that of a JSON or JSON-lines file, gzipped or not."""
-    return os.fspath(path).lower().removesuffix(".gz").endswith((".json", ".jsonl"))
+    return os.fspath(path).lower().removesuffix(".gz").endswith((".json", ".jsonl", ".ndjson"))
 
 
 def read_json(path: FilePath) -> Iterator[Record]:
@@ -300,7 +316,7 @@ def read_records(path: FilePath) -> Iterator[Record] | None:
         if re.fullmatch("sep=.?", "".join(header)):
             # Tells Excel what separates the columns.
             where, header = next(rows, ("", []))
-        names = [name.strip() for name in header]
+        names = [re.sub(r"(?i)\Aquestions\Z", "question", name.strip()) for name in header]
         known = roles_of(tuple(names))
         # A header has two names at least that are known; of a .csv or .tsv, a text's is enough.
         is_named = re.search(r"(?i)\.[ct]sv\b", os.fspath(path)) and Role.TEXT in known

@@ -376,8 +376,8 @@ class _Page(html.parser.HTMLParser):
     """Collects a page's title, or else its first heading, and its blocks."""
 
     _ASIDE = "title|script|style|nav|svg"
-    _HEADING = "h[1-6]"
-    _BLOCK = f"p|div|li|tr|section|article|blockquote|pre|td|th|br|dt|dd|{_HEADING}"
+    _BLOCK = r"p|div|li|t[rdh]|d[td]|[bh]r|h[1-6]|pre|\w+quote|\w*caption|section|article|main|"
+    _BLOCK += "header|footer|aside|option|button|summary"
 
     def __init__(self) -> None:
         super().__init__()
@@ -395,7 +395,7 @@ class _Page(html.parser.HTMLParser):
         if re.fullmatch(self._ASIDE, tag):
             self._aside.append(tag)
         self._end_block(tag)
-        is_heading = not self._aside and re.fullmatch(self._HEADING, tag)
+        is_heading = not self._aside and re.fullmatch("h[1-6]", tag)
         if is_heading and not "".join(self.title).strip():
             self._block = self.title
 

@@ -6,8 +6,6 @@ KILT's as published with Petroni et al., 2021.
 
 from __future__ import annotations
 
-import ast
-import contextlib
 import dataclasses
 import os
 import re
@@ -24,7 +22,6 @@ from taser_jax.storage.errors import DataError
 from taser_jax.storage.records import Passage
 from taser_jax.storage.typed_files import typed
 
-_NO_LITERAL = (TypeError, ValueError, SyntaxError, MemoryError, RecursionError)
 _FIX_KILT = "write {id, input, output: [{answer, provenance: [{wikipedia_id, title, ...}]}]}"
 # The answers of fact checking; no passage contains them as answers.
 _VERDICTS = frozenset({"SUPPORTS", "REFUTES", "DISPUTED", "NOT ENOUGH INFO"})
@@ -255,7 +252,7 @@ def _xml_topics(path: FilePath, tag: str) -> Iterator[Record]:
 
 
 def _question(record: Record, *, pairs: bool = False) -> Question:
-    answers = _answers(record)
+    answers = _answers(record, pairs=pairs)
     positives = record.positives() if pairs else record.passages(Role.POSITIVE)
     # As in DPR, a question without hard negatives falls back on its other negatives.
     negatives = record.passages(Role.NEGATIVE) or record.passages(Role.OTHER_NEGATIVE)
@@ -271,21 +268,17 @@ def _question(record: Record, *, pairs: bool = False) -> Question:
     )
 
 
-def _answers(record: Record) -> tuple[str, ...]:
+def _answers(record: Record, *, pairs: bool) -> tuple[str, ...]:
     field = record.first(Role.ANSWERS)
     if field is None:
         return ()
-    value = record.values[field]
+    value = fields.as_list(record.values[field])
     if isinstance(value, dict):
         # SQuAD's, as Hugging Face has it: {text, answer_start}.
         value = value.get("text", value)
-    # One answer may stand alone, a list of them may not.
-    if isinstance(value, str) and field != "answers":
+    # One answer may stand alone; several in one string would be a passage of pairs, too.
+    if isinstance(value, str) and (pairs or field != "answers"):
         return (value,) if value.strip() else ()
-    if isinstance(value, str) and value.lstrip().startswith("["):
-        # In a table's column a list is written as in DPR's .qa.csv.
-        with contextlib.suppress(*_NO_LITERAL):
-            value = ast.literal_eval(value.strip())
     fix = "write a list of strings, such as ['Paris']"
     answers = typed(value, list[str | int | float], where=record.place(field), fix=fix)
     return tuple(map(str, answers))

@@ -56,6 +56,9 @@ PASSAGES = {
     "excel.csv": "sep=;\n" + _table([["Title", "Content", "doc-id"], *ROWS], ";"),
     "judged.tsv": _table([["Title", "Content", "passage_id"], *ROWS], "\t"),
     "docs.jsonl": [dict(zip(("title", "contents", "docid"), row, strict=True)) for row in ROWS],
+    "chunks.ndjson": [
+        dict(zip(("title", "page_content", "chunk_id"), row, strict=True)) for row in ROWS
+    ],
     "docs.sgml": "\n"
     + "".join(
         f"<DOC>\n<DOCNO> {id} </DOCNO>\n<TITLE>{title}</TITLE>\n<TEXT>\n{text}\n</TEXT>\n</DOC>\n"
@@ -222,6 +225,9 @@ PAIRS = [
     {"train.csv": _table([["anchor", "positive"], *ASKED])},
     {"train.jsonl": _pairs("query", "pos")},
     {"faq.train.csv": _table([["Question", "Answer"], *ASKED])},
+    {"plural.train.csv": _table([["Questions", "Answers"], *ASKED])},
+    {"plain.train.csv": _table([["question", "answers"], *ASKED])},
+    {"listed.train.csv": _table([["query", "answers"], *([q, str([text])] for q, text in ASKED)])},
     {"qa.train.jsonl": _pairs("question", "context")},
     {"triplets.train.jsonl": _pairs("anchor", "positive", "negative_1")},
     {"triplets.train.json": _pairs("query", "positive_passages", "negative_passages")},
@@ -355,12 +361,14 @@ def test_html_as_people_write_it(prepare_notes):
         "page.html": f"{page}<table><tr><td>Bern<td>Aare</table>",
         "word.html": "<p><![if !x]>one<![endif]> <![y>two",
         "open.html": "<h1>head</h1>" + "<h2>open " * 20_000,
+        "parts.html": "<title>P</title><header>Menu</header><main>Bern<footer>End</footer>",
         "icon.html": "<title>Page</title>a<svg><title>Search</title><text>b</text></svg> c",
     }
     _, store = prepare_notes(files, passage_words=100_000)
     texts = {passage.page_id: (passage.title, passage.text) for passage in store}
     assert texts["page.html"] == ("T", "if 3 < 5 and 7 > 2 one two Bern Aare")
     assert texts["word.html"] == ("word", "one two")
+    assert texts["parts.html"] == ("P", "Menu Bern End")
     assert texts["icon.html"] == ("Page", "a c")
     assert texts["open.html"] == ("head", " ".join(["open"] * 20_000))
 
