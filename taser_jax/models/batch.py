@@ -189,6 +189,15 @@ class Batch:
         return [*groups_of(self.queries), *groups_of(self.passages)]
 
     @property
+    def masks(self) -> list[Bool[Array, "..."]]:
+        """True at the real tokens of all texts, and of the documents that queries come with."""
+        masks = [texts.mask for texts in self.texts]
+        for queries in groups_of(self.queries):
+            if isinstance(queries, Augmented) and isinstance(queries.documents, Tokens | States):
+                masks.append(queries.documents.mask & queries.present[..., None])
+        return masks
+
+    @property
     def sides(self) -> tuple[TextsShape, ...]:
         """(texts, length) of queries and of passages, or of all their groups."""
         return sizes_of(self.queries) + sizes_of(self.passages)

@@ -167,7 +167,7 @@ def common_metrics(
     state: TrainState, batches: Sequence[Batch], schedule: optax.Schedule | None
 ) -> StepMetrics:
     """Tokens of a step without padding, and its learning rate where there is a schedule."""
-    masks = [tokens.mask for batch in batches for tokens in batch.texts]
+    masks = [mask for batch in batches for mask in batch.masks]
     tokens = jnp.sum(jnp.stack([jnp.sum(mask, dtype=jnp.float32) for mask in masks]))
     if schedule is None:
         return {"tokens": tokens}

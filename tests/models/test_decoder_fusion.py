@@ -22,6 +22,8 @@ from taser_jax.models.parameters import init_params
 from taser_jax.models.t5 import T5Config
 from taser_jax.storage.errors import ConfigError
 from taser_jax.training.batch_loss import make_loss
+from taser_jax.training.state import TrainState
+from taser_jax.training.step import common_metrics
 
 run = jax.jit(encode_with_attention, static_argnums=0)
 
@@ -173,6 +175,19 @@ def test_flops_by_hand():
     shape = DocumentsShape(per_query=10, length=1, dim=768)
     ratio = late.forward_flops(batch_size=1, length=32, memory=shape)
     assert 1.0 < ratio / late.forward_flops(batch_size=1, length=32) < 1.1
+
+
+def test_a_step_counts_the_tokens_of_present_documents():
+    texts = tiny_models.augmented(batch=4)
+    late = Augmented(texts.query, np.zeros((4, 2, 16), np.float32), texts.present)
+    state = TrainState(jnp.int32(0), {}, ())
+    # The last query's second document is absent.
+    of_documents = texts.documents.mask.sum() - texts.documents.mask[-1, -1].sum()
+    assert texts.documents.mask[-1, -1].any()
+    for queries, expected in ((texts, of_documents), (late, 0), (texts.query, 0)):
+        batch = dataclasses.replace(tiny_models.tiny_batch(4), queries=queries)
+        measured = common_metrics(state, [batch], None)["tokens"]
+        assert measured == texts.mask.sum() + batch.passages.mask.sum() + expected
 
 
 def test_what_cannot_be_fused():
