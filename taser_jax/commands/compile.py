@@ -15,7 +15,7 @@ from etils import epath
 
 from taser_jax.assembly.data import lengths, open_store, training_queries
 from taser_jax.assembly.plans import TextLengths, TrainingConfig, TrainingTexts, lengths_in
-from taser_jax.assembly.program import Program, make_program
+from taser_jax.assembly.program import Program, make_program, step_cost
 from taser_jax.devices.compiler import CompilerEffort, OutOfMemory, compile_step
 from taser_jax.devices.mesh import MeshConfig, Topology, make_mesh, open_topology
 from taser_jax.devices.partitioning import Partitioner, placed
@@ -115,15 +115,15 @@ def compile_recipe(
         text = f"training step on {target.name}: does not fit, {sizes}"
         facts = {"fits": False, "memory": {"peak": needed, "hbm": available}}
     else:
-        planned, config = program.plan.batches.values(), program.model.config
+        planned = program.plan.batches
         report = StepReport(
-            about=f"{sum(len(batch.query_rows) for batch in planned)} queries and "
-            f"{sum(len(batch.passage_rows) for batch in planned)} passages over "
+            about=f"{sum(len(batch.query_rows) for batch in planned.values())} queries and "
+            f"{sum(len(batch.passage_rows) for batch in planned.values())} passages over "
             f"{partitioner.batch_devices} parts",
             topology=target,
             mesh=dict(partitioner.mesh.shape),
             compiled=compiled,
-            model_flops=sum(map(config.training_flops, planned)) / partitioner.mesh.size,
+            model_flops=step_cost(program).flops(planned) / partitioner.mesh.size,
             real=None if text_lengths is None else _real_work(program, text_lengths),
             copied=program.copied_axes,
         )
@@ -149,12 +149,12 @@ def compile_recipe(
 
 def _real_work(program: Program, text_lengths: TextLengths) -> RealWork:
     """What a step computes of typical texts."""
-    config, padded = program.model.config, program.plan.batches.values()
-    real = program.plan.with_real_lengths(text_lengths).values()
+    padded, real = program.plan.batches, program.plan.with_real_lengths(text_lengths)
+    flops = step_cost(program).flops
     return RealWork(
-        tokens=sum(batch.tokens for batch in real),
-        padded_tokens=sum(batch.tokens for batch in padded),
-        share=sum(map(config.training_flops, real)) / sum(map(config.training_flops, padded)),
+        tokens=sum(batch.tokens for batch in real.values()),
+        padded_tokens=sum(batch.tokens for batch in padded.values()),
+        share=flops(real) / flops(padded),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from taser_jax.models.bert_config import AttentionKernel, BertConfig
 from taser_jax.models.dual_encoder import Description, ModelConfig, Towers, normalize
 from taser_jax.models.layers import mean_over_tokens
 from taser_jax.models.routing import ExpertConfig, GateSharing, Routing
-from taser_jax.models.stack import Remat, layer_names
+from taser_jax.models.stack import layer_names
 from taser_jax.storage.errors import ConfigError
 
 
@@ -57,6 +57,7 @@ class DualEncoderConfig(ModelConfig):
     """
 
     kind: ClassVar[str] = "bert"
+    stack: ClassVar[str] = "bert"
 
     bert: BertConfig = dataclasses.field(default_factory=BertConfig)
     experts: ExpertConfig = dataclasses.field(default_factory=ExpertConfig)
@@ -74,21 +75,12 @@ class DualEncoderConfig(ModelConfig):
             raise ConfigError(problem, where="DualEncoderConfig", fix=fix)
         self.experts.specialized_blocks(self.bert.num_layers)
 
-    @property
-    def transformer(self) -> BertConfig:
-        """The encoder."""
-        return self.bert
-
-    def with_transformer(self, **changes: Any) -> DualEncoderConfig:
-        """The same model with changed fields of `bert`."""
-        return dataclasses.replace(self, bert=dataclasses.replace(self.bert, **changes))
-
-    def portable(self) -> DualEncoderConfig:
+    def portable(self) -> ModelConfig:
         """The model with the attention kernel that runs everywhere, and without rematerialisation.
 
         Values agree to rounding.
         """
-        return self.with_transformer(attention=AttentionKernel.EINSUM, remat=Remat.NONE)
+        return super().portable().with_transformer(attention=AttentionKernel.EINSUM)
 
     @property
     def embedding_dim(self) -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import abc
 import dataclasses
 import enum
-from typing import Any, ClassVar, TypeAlias
+import functools
+from typing import Any, ClassVar, TypeAlias, cast
 
 import flax.linen as nn
 import jax
@@ -26,6 +27,7 @@ from taser_jax.models.batch import (
     sizes_of,
 )
 from taser_jax.models.layers import TransformerConfig
+from taser_jax.models.stack import Remat
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.typed_files import Checked
 
@@ -78,6 +80,7 @@ class ModelConfig(Checked, abc.ABC):
 
     Attributes:
         kind: name of the class in model.json.
+        stack: field with the sizes and numerics of a tower.
         fuses: whether queries may come with documents.
         towers: one encoder for both roles, or one each.
         query_tasks: tasks with their own query tower (TACO-DR's QSpec); empty for one tower for
@@ -86,6 +89,7 @@ class ModelConfig(Checked, abc.ABC):
     """
 
     kind: ClassVar[str]
+    stack: ClassVar[str]
     fuses: ClassVar[bool] = False
     towers: Towers
     query_tasks: tuple[str, ...]
@@ -110,17 +114,19 @@ class ModelConfig(Checked, abc.ABC):
             raise ConfigError(problem, where=where, fix="give distinct task names without a slash")
 
     @property
-    @abc.abstractmethod
     def transformer(self) -> TransformerConfig:
         """Sizes and numerics of a tower."""
+        return cast(TransformerConfig, getattr(self, self.stack))
 
-    @abc.abstractmethod
     def with_transformer(self, **changes: Any) -> ModelConfig:
         """The same model with changed fields of `transformer`."""
+        config: Any = self
+        changed = dataclasses.replace(config.transformer, **changes)
+        return cast(ModelConfig, dataclasses.replace(config, **{self.stack: changed}))
 
-    @abc.abstractmethod
     def portable(self) -> ModelConfig:
         """The same model at inference, without options for training or for some platforms only."""
+        return self.with_transformer(remat=Remat.NONE)
 
     @property
     @abc.abstractmethod
@@ -128,9 +134,9 @@ class ModelConfig(Checked, abc.ABC):
         """Width of the embeddings."""
 
     @property
-    @abc.abstractmethod
     def max_length(self) -> int | None:
         """Rows of the position table; None if positions are relative."""
+        return None
 
     @abc.abstractmethod
     def block_flops(self, length: int) -> list[int]:
@@ -140,10 +146,10 @@ class ModelConfig(Checked, abc.ABC):
         counts 2·m·k·n.
         """
 
-    def memory_flops(self, memory: DocumentsShape, *, query_length: int) -> int:
-        """FLOPs that a query's documents add to those of its own blocks; 0 without fusion."""
-        del memory, query_length
-        return 0
+    def query_flops(self, length: int, memory: DocumentsShape | None) -> list[int]:
+        """The same of a query with its documents; blocks that only fusion has come last."""
+        del memory
+        return self.block_flops(length)
 
     def documents_shape(self, per_query: int, length: int) -> DocumentsShape:
         """The shape of the documents of queries that have `per_query` of them.
@@ -233,13 +239,13 @@ class ModelConfig(Checked, abc.ABC):
     def forward_flops(
         self, *, batch_size: int, length: int, memory: DocumentsShape | None = None
     ) -> int:
-        """Model FLOPs to encode `batch_size` texts of `length` tokens, with or without documents.
+        """Model FLOPs to encode `batch_size` texts of `length` tokens, or queries with documents.
 
         Example:
             BERT-base, one text of 256 tokens, mean pooling: 12 · 3,825,205,248 = 45,902,462,976.
         """
-        added = 0 if memory is None else self.memory_flops(memory, query_length=length)
-        return batch_size * (sum(self.block_flops(length)) + added)
+        blocks = self.block_flops(length) if memory is None else self.query_flops(length, memory)
+        return batch_size * sum(blocks)
 
     def training_flops(
         self, batch: Batch, *, frozen_blocks: int = 0, has_states: bool = False
@@ -256,14 +262,13 @@ class ModelConfig(Checked, abc.ABC):
                 either.
         """
         flops = 3 * 2 * len(batch.query_rows) * len(batch.passage_rows) * self.embedding_dim
-        for size, length in batch.sides:
-            blocks = self.block_flops(length)
-            below, above = sum(blocks[:frozen_blocks]), sum(blocks[frozen_blocks:])
-            flops += size * (3 * above + (0 if has_states else below))
-        if batch.memory is not None:
-            longest = max(length for _, length in sizes_of(batch.queries))
-            added = self.memory_flops(batch.memory, query_length=longest)
-            flops += 3 * len(batch.query_rows) * added
+        of_query = functools.partial(self.query_flops, memory=batch.memory)
+        for texts, blocks_of in ((batch.queries, of_query), (batch.passages, self.block_flops)):
+            for size, length in sizes_of(texts):
+                # Embeddings in place of passages have no length.
+                blocks = blocks_of(length) if length else []
+                below, above = sum(blocks[:frozen_blocks]), sum(blocks[frozen_blocks:])
+                flops += size * (3 * above + (0 if has_states else below))
         return flops
 
 

@@ -18,9 +18,9 @@ from jaxtyping import Array, Bool, Float
 
 from taser_jax.models.batch import Augmented, DocumentsShape, Encoded, Role, States, Tokens
 from taser_jax.models.bert import BertEncoder, EncoderOutput
-from taser_jax.models.bert_dual_encoder import DualEncoderConfig
+from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.dual_encoder import Params, Towers, normalize
-from taser_jax.models.t5 import Decoder, T5Config
+from taser_jax.models.t5 import Decoder, T5Config, decoder_flops
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig, T5Embedding, T5Tower
 from taser_jax.models.t5_layers import ATTENTION, Kernel, RmsNorm
 from taser_jax.storage.errors import ConfigError
@@ -153,12 +153,11 @@ class T5FusionConfig(T5DualEncoderConfig):
         """The shape of documents as tokens."""
         return DocumentsShape(per_query, length)
 
-    def memory_flops(self, memory: DocumentsShape, *, query_length: int) -> int:
-        """FLOPs that documents add to a query: encoding them, and longer cross-attention."""
-        t5, length = self.t5, memory.length
-        encoder = sum(self.block_flops(length)[: t5.num_layers])
-        cross = 2 * 2 * t5.num_heads * t5.embed_dim * length
-        return memory.per_query * (encoder + cross * t5.num_decoder_layers)
+    def query_flops(self, length: int, memory: DocumentsShape | None) -> list[int]:
+        """A document adds what depends on its tokens: decoder and projection run once a query."""
+        memory = memory or DocumentsShape(0, 0)
+        by_block = zip(*map(self.block_flops, (length, memory.length, 0)), strict=True)
+        return [own + memory.per_query * (each - once) for own, each, once in by_block]
 
 
 class FusedStates(enum.Enum):
@@ -216,15 +215,16 @@ class BertFusionConfig(DualEncoderConfig):
             return DocumentsShape(per_query, length)
         return DocumentsShape(per_query, 1, self.embedding_dim)
 
-    def memory_flops(self, memory: DocumentsShape, *, query_length: int) -> int:
-        """FLOPs that documents add to a query: encoding them, and a decoder over all segments."""
-        bert, count = self.bert, memory.per_query
-        embed, attention = bert.embed_dim, bert.num_heads * bert.head_dim
-        documents = 0 if memory.dim else sum(self.block_flops(memory.length)) * count
-        joined = query_length + count * memory.length
-        decoder = 2 * 6 * embed * attention + 2 * 2 * bert.num_heads * joined * embed
-        decoder += 2 * 2 * embed * bert.mlp_dim
-        return documents + decoder * self.decoder_layers
+    def query_flops(self, length: int, memory: DocumentsShape | None) -> list[int]:
+        """All tokens' states are computed, and decoded with those of the documents."""
+        memory = memory or DocumentsShape(0, 1)
+        blocks_of = dataclasses.replace(self, pooling=Pooling.MEAN).block_flops
+        encoded = 0 if memory.dim else memory.per_query
+        joined = length + memory.per_query * memory.length
+        pairs = zip(blocks_of(length), blocks_of(memory.length), strict=True)
+        blocks = [own + encoded * each for own, each in pairs]
+        decoder = [decoder_flops(self.decoder, joined)] * self.decoder_layers
+        return blocks + decoder + [2 * self.embedding_dim**2]
 
     def make_tower(self, frozen_blocks: int = 0) -> BertFusionTower:
         """BERT with the decoder over its states."""

@@ -188,8 +188,7 @@ def _settings(config: ModelConfig) -> dict[str, Any]:
     A BERT has no field of the other families. How a step is compiled is no part of a model.
     """
     fields = to_plain(config)
-    for stack in ("bert", "t5"):
-        fields.get(stack, {}).pop("scan", None)
+    fields[config.stack].pop("scan")
     if fields.get("bert", {}).get("family") == Family.BERT.value:
         del fields["bert"]["family"], fields["bert"]["rotary"]
     if "experts" in fields:

@@ -118,6 +118,17 @@ class T5Config(TransformerConfig):
         )
 
 
+def decoder_flops(t5: T5Config, length: int) -> int:
+    """Model FLOPs of a decoder block at its one position, which attends to L encoded tokens.
+
+    With the sizes of `T5DualEncoderConfig.block_flops`:
+        2·d·a·2 (value, out of self-attention) + 2·d·a·4 (query into the encoder's space, value,
+        out) + 2·heads·L·d·2 (scores, mean) + 2·d·f·m
+    """
+    products = 6 * t5.num_heads * t5.head_dim + 2 * t5.num_heads * length
+    return 2 * t5.embed_dim * (products + t5.mlp_dim * (len(t5.mlp_activations) + 1))
+
+
 def rescale(params: Params, initialization: T5Initialization) -> Params:
     """Rescales the parameters of a STANDARD T5, or of towers of it, to `initialization`."""
     if initialization is T5Initialization.STANDARD:

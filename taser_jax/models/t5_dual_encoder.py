@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import flax.linen as nn
 import jax
@@ -14,8 +14,8 @@ from jaxtyping import Array, Float
 from taser_jax.models.batch import Augmented, Encoded, Normalization, Role, States, Tokens
 from taser_jax.models.dual_encoder import Description, ModelConfig, Params, Towers, normalize
 from taser_jax.models.layers import mean_over_tokens
-from taser_jax.models.stack import Remat, layer_names
-from taser_jax.models.t5 import T5, T5Config, rescale
+from taser_jax.models.stack import layer_names
+from taser_jax.models.t5 import T5, T5Config, decoder_flops, rescale
 from taser_jax.models.t5_layers import Kernel
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.typed_files import Positive
@@ -83,6 +83,7 @@ class T5DualEncoderConfig(ModelConfig):
     """
 
     kind: ClassVar[str] = "t5"
+    stack: ClassVar[str] = "t5"
     # Unannotated, since Gin would take an annotated class as one to configure.
     tower_class = T5Tower
 
@@ -102,26 +103,9 @@ class T5DualEncoderConfig(ModelConfig):
             raise ConfigError(problem, where="T5DualEncoderConfig", fix=fix)
 
     @property
-    def transformer(self) -> T5Config:
-        """Encoder and decoder."""
-        return self.t5
-
-    def with_transformer(self, **changes: Any) -> T5DualEncoderConfig:
-        """The same model with changed fields of `t5`."""
-        return dataclasses.replace(self, t5=dataclasses.replace(self.t5, **changes))
-
-    def portable(self) -> T5DualEncoderConfig:
-        """Without rematerialisation."""
-        return self.with_transformer(remat=Remat.NONE)
-
-    @property
     def embedding_dim(self) -> int:
         """Width of the projection, or of the hidden states without one."""
         return self.projection_dim or self.t5.embed_dim
-
-    @property
-    def max_length(self) -> None:
-        """None: positions are relative."""
 
     def block_flops(self, length: int) -> list[int]:
         """Model FLOPs of each block for one text; the projection counts as a block.
@@ -129,9 +113,6 @@ class T5DualEncoderConfig(ModelConfig):
         An encoder block on L tokens, width d, joined head width a = heads·kv, inner width
         f, m kernels in the feed-forward (2, or 3 if gated):
             2·L·d·a·4 (query, key, value, out) + 2·L·L·a·2 (scores, values) + 2·L·d·f·m
-        A decoder block, at its one position:
-            2·d·a·2 (value, out of self-attention) + 2·d·a·4 (query into the encoder's space, value,
-            out) + 2·heads·L·d·2 (scores, mean) + 2·d·f·m
         """
         t5 = self.t5
         embed, attention = t5.embed_dim, t5.num_heads * t5.head_dim
@@ -139,9 +120,7 @@ class T5DualEncoderConfig(ModelConfig):
         encoder = length * (2 * 4 * embed * attention + 2 * 2 * length * attention + feed_forward)
         blocks = [encoder] * t5.num_layers
         if self.embedding is T5Embedding.FIRST_DECODER_OUTPUT:
-            cross = 2 * 2 * t5.num_heads * length * embed
-            decoder = 2 * 6 * embed * attention + cross + feed_forward
-            blocks += [decoder] * t5.num_decoder_layers
+            blocks += [decoder_flops(t5, length)] * t5.num_decoder_layers
         if self.projection_dim is not None:
             blocks.append(2 * embed * self.projection_dim)
         return blocks

@@ -169,6 +169,14 @@ def test_texts_of_known_lengths_are_in_groups(flags, tasks, tmp_path, capsys, co
     assert f"44.4% padding: {real} tokens in {padded:,} positions" in capsys.readouterr().out
 
 
+def test_frozen_blocks_have_no_backward_pass(tmp_path, compiler):
+    frozen = gin(**{"BertConfig.num_layers": 2, "TrainingConfig.train_from_block": 1})
+    assert on_four_chips(tmp_path, *frozen) == 0
+    model = DualEncoderConfig(bert=dataclasses.replace(BERT, num_layers=2))
+    flops = model.training_flops(abstract_batch((16, 32), (32, 64)), frozen_blocks=1)
+    assert compiler.report()["flops"]["model"] == flops / 4
+
+
 @pytest.mark.parametrize("documents", ["tokens", "embeddings"])
 def test_queries_with_documents_are_compiled(documents, tmp_path, compiler):
     """What the step is given has K documents for each query, which cost what the formulas say."""

@@ -1,14 +1,26 @@
 """FLOPs by hand, and against every matrix product that JAX really traces."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import pytest
-from tiny_models import encode, tiny_model, tiny_t5, tiny_t5_model
+from tiny_models import (
+    augmented,
+    bert_fusion,
+    encode,
+    t5_fusion,
+    tiny_batch,
+    tiny_model,
+    tiny_t5,
+    tiny_t5_model,
+)
 
 from taser_jax.devices.compiler import matrix_products
-from taser_jax.models.batch import Role, Tokens
+from taser_jax.models.batch import DocumentsShape, Embedded, Role, Tokens, abstract_batch
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
+from taser_jax.models.fusion import FusedStates
 from taser_jax.models.parameters import abstract_params
 from taser_jax.models.routing import ExpertConfig, Routing, SequenceSummary
 from taser_jax.models.t5_dual_encoder import T5Embedding
@@ -54,3 +66,43 @@ def test_equals_what_jax_traces(model):
     for function, flops in ((forward, expected), (jax.grad(forward), 3 * expected)):
         products = matrix_products(jax.make_jaxpr(function)(params))
         assert sum(product.flops for product in products) == flops
+
+
+def traced(model, texts):
+    def forward(params):
+        return encode(model, params, texts, Role.QUERY).embeddings.sum()
+
+    products = matrix_products(jax.make_jaxpr(forward)(abstract_params(model)))
+    return sum(product.flops for product in products)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [t5_fusion(), bert_fusion(), bert_fusion(documents=FusedStates.EMBEDDINGS)],
+    ids=["t5", "bert", "bert, late"],
+)
+def test_fused_queries_cost_what_jax_traces(model):
+    texts, shape = augmented(batch=3), model.config.documents_shape(2, 7)
+    if shape.dim:
+        texts = dataclasses.replace(texts, documents=jnp.zeros((3, 2, 16)))
+    length = texts.mask.shape[1]
+    for memory, queries in ((shape, texts), (DocumentsShape(0, 1), texts.query)):
+        flops = model.config.forward_flops(batch_size=3, length=length, memory=memory)
+        assert flops == traced(model, queries)
+
+    # Of three forward passes, the frozen block keeps one: a block for queries and each document.
+    batch = abstract_batch((3, length), (6, 8), memory=shape)
+    all_trained = model.config.training_flops(batch)
+    frozen = 3 * model.config.query_flops(length, shape)[0] + 6 * model.config.block_flops(8)[0]
+    for has_states, passes in ((False, 2), (True, 3)):
+        flops = model.config.training_flops(batch, frozen_blocks=1, has_states=has_states)
+        assert flops == all_trained - passes * frozen
+
+
+@pytest.mark.parametrize("model", [tiny_model(), tiny_t5_model()], ids=["bert", "t5"])
+def test_embedded_passages_cost_no_encoder(model):
+    batch = tiny_batch(queries=4)
+    queries = model.config.forward_flops(batch_size=4, length=5)
+    scores = 4 * 8 * 2 * model.config.embedding_dim
+    embedded = dataclasses.replace(batch, passages=Embedded(jnp.zeros((8, 16))))
+    assert model.config.training_flops(embedded) == 3 * (queries + scores)
