@@ -39,7 +39,7 @@ ROOMS = {
     "evaluation": 1_283,
     "interop": 2_661,
     "loose files": 358,
-    "models": 2_290,
+    "models": 2_288,
     "optim": 841,
     "retrieval": 2_157,
     "serving": 490,
@@ -48,7 +48,7 @@ ROOMS = {
     "training": 1_266,
 }
 OTHERS = {
-    "lines of code": 29_260,
+    "lines of code": 29_258,
     "percent of code that imports or raises": 14.0,
     "files": 188,
     "lines of the longest file": 418,
@@ -57,7 +57,7 @@ OTHERS = {
     "rooms on all floors": 25,
     "commands": 30,
     "fields that nothing binds": 31,
-    "Any in annotations": 103,
+    "Any in annotations": 102,
     "modules that train imports": 75,
     # README.md and docs/*.md, without the pages that are generated.
     "words of documentation": 34_995,
