@@ -6,7 +6,8 @@ numbered here, and the rule of the verdicts.
 
 An effect is the difference of two rows' means over tasks. Its interval over queries takes queries
 as nested in seeds: a query's difference is first averaged over the seeds that both rows have, then
-queries are resampled within each task. That over seeds is a paired t-test of the seeds' effects.
+queries are resampled within each task, or all together where tasks are mixes of them. That over
+seeds is a paired t-test of the seeds' effects.
 """
 
 from __future__ import annotations
@@ -14,24 +15,22 @@ from __future__ import annotations
 import dataclasses
 import enum
 import pathlib
-import statistics
 from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
 from registered_claims import REGISTERED
 from scipy import stats
+from seed_rows import Row, mean_over_seeds, mean_over_tasks
 
-from taser_jax.evaluation.metrics import Evaluation
-from taser_jax.evaluation.results import per_query_path, read_per_query, read_results
 from taser_jax.evaluation.significance import (
     AVERAGE,
     PairedComparison,
+    TaskQueries,
+    bootstrap_over_mixes,
     bootstrap_over_tasks,
 )
 
-Row = Mapping[int, Mapping[str, Evaluation]]
-"""Seed -> task -> values by query."""
 HEADER = ("claim", "effect", "95% over queries", "p", "95% over seeds", "p over seeds", "seeds")
 
 
@@ -91,6 +90,7 @@ class Claim:
         planned_seeds: 1 where the claim is about one training.
         number: in docs/claims.md; None for what stands beside those.
         headline: measures that decide it.
+        queries: whether the rows' tasks have queries of their own.
     """
 
     text: str
@@ -100,6 +100,7 @@ class Claim:
     planned_seeds: int = 2
     number: int | None = None
     headline: tuple[str, ...] = ()
+    queries: TaskQueries = TaskQueries.OWN
 
     @property
     def seeds(self) -> list[int]:
@@ -156,62 +157,17 @@ class Finding:
     tasks: Mapping[str, float]
 
 
-def read_row(directory: pathlib.Path, system: str, *, split: str = "test") -> dict[str, Evaluation]:
-    """Task -> values by query of a row of a results folder; empty where it is not there yet."""
-    if not (directory / "results").is_dir():
-        return {}
-    results = {result.system: result for result in read_results(directory / "results")}
-    if system not in results:
-        return {}
-    return {
-        task: read_per_query(per_query_path(directory, system, task, split))
-        for task in results[system].tasks
-    }
-
-
-def seed_folders(output_dir: pathlib.Path) -> dict[int, pathlib.Path]:
-    """Seed -> its folder, of OUTPUT_DIR/seed-*."""
-    folders = sorted(output_dir.glob("seed-*"))
-    return {int(folder.name.removeprefix("seed-")): folder for folder in folders}
-
-
-def read_rows(folders: Mapping[int, Sequence[pathlib.Path]]) -> dict[str, Row]:
-    """Row -> seed -> task -> values by query, of each seed's tables in one or more folders."""
-    names = [
-        result.system
-        for directories in folders.values()
-        for directory in directories
-        if (directory / "results").is_dir()
-        for result in read_results(directory / "results")
-    ]
-    rows: dict[str, Row] = {}
-    for name in dict.fromkeys(names):
-        by_seed: dict[int, dict[str, Evaluation]] = {}
-        for seed, directories in folders.items():
-            for directory in directories:
-                by_seed.setdefault(seed, {}).update(read_row(directory, name))
-        rows[name] = {seed: tasks for seed, tasks in by_seed.items() if tasks}
-    return rows
-
-
-def on_tasks(row: Row, tasks: Sequence[str]) -> Row:
-    """A row's values on some tasks, under the seeds that have all of them."""
-    return {
-        seed: {task: values[task] for task in tasks}
-        for seed, values in row.items()
-        if values.keys() >= set(tasks)
-    }
-
-
 def pair(name: str, other: str, rows: Mapping[str, Row]) -> Pair:
     """Two rows by name, whether or not they are there."""
     return Pair(f"{name} over {other}", rows.get(name, {}), rows.get(other, {}))
 
 
-def over(name: str, other: str, rows: Mapping[str, Row]) -> Claim:
+def over(
+    name: str, other: str, rows: Mapping[str, Row], queries: TaskQueries = TaskQueries.OWN
+) -> Claim:
     """A claim beside those of docs/claims.md, of two rows by name."""
     compared = pair(name, other, rows)
-    return Claim(compared.text, [compared])
+    return Claim(compared.text, [compared], queries=queries)
 
 
 def registered(number: int, pairs: Sequence[Pair], combined: Combined = Combined.MEAN) -> Claim:
@@ -267,11 +223,6 @@ def gate(number: int, pair: Pair, measure: str, *, opens_at: float, command: str
     )
 
 
-def mean_over_tasks(tasks: Mapping[str, Evaluation], measure: str) -> float:
-    """Each task counts the same."""
-    return statistics.fmean(float(task.values[measure].mean()) for task in tasks.values())
-
-
 def markdown(findings: Sequence[Finding]) -> str:
     """A line for each, in points."""
     lines = [f"| {' | '.join(HEADER)} |", f"|---|{'---:|' * (len(HEADER) - 1)}"]
@@ -282,32 +233,6 @@ def markdown(findings: Sequence[Finding]) -> str:
             cells += [interval_text(interval), "-" if interval is None else _p_text(interval)]
         lines.append(f"| {' | '.join([*cells, str(finding.seeds)])} |")
     return "\n".join(lines) + "\n"
-
-
-def spread_table(rows: Mapping[str, Row], measure: str) -> str:
-    """A line per row: mean ± standard deviation over seeds, in per cent, by task and on average."""
-    tasks = list(
-        dict.fromkeys(t for row in rows.values() for values in row.values() for t in values)
-    )
-    lines = [f"| system | {' | '.join([*tasks, 'mean'])} |", f"|---|{'---:|' * (len(tasks) + 1)}"]
-    for name, row in rows.items():
-        shares = {
-            task: [
-                float(seed[task].values[measure].mean()) for seed in row.values() if task in seed
-            ]
-            for task in tasks
-        }
-        complete = [seed for seed in row.values() if len(seed) == len(tasks)]
-        shares["mean"] = [mean_over_tasks(seed, measure) for seed in complete]
-        cells = [spread_text([100 * share for share in seeds]) for seeds in shares.values()]
-        lines.append(f"| {' | '.join([name, *cells])} |")
-    return "\n".join(lines)
-
-
-def spread_text(values: Sequence[float], *, digits: int = 1) -> str:
-    """70.0 ± 14.1 of several values, 70.0 of one, "-" without any."""
-    deviation = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
-    return f"{statistics.fmean(values):.{digits}f}{deviation}" if values else "-"
 
 
 def interval_text(interval: Interval | None) -> str:
@@ -329,7 +254,7 @@ def _finding(claim: Claim, measure: str, command: str) -> Finding:
     pairs = claim.pairs
     if claim.combined is Combined.MEAN and len(pairs) > 1:
         pairs = [_mean(pairs, claim.seeds)]
-    effects = [_effect(pair, claim.seeds, measure) for pair in pairs]
+    effects = [_effect(pair, claim.seeds, measure, claim.queries) for pair in pairs]
     smallest = min(effects, key=lambda effect: effect.over_queries.difference)
     difference = 100 * smallest.over_queries.difference
     over_queries = Interval.of(smallest.over_queries)
@@ -368,27 +293,12 @@ class _Effect:
     tasks: Mapping[str, float]
 
 
-def mean_over_seeds(seeds: Sequence[Mapping[str, Evaluation]]) -> dict[str, Evaluation]:
-    """Values by query averaged over seeds, of the tasks and measures that all seeds have."""
-    means = {}
-    for task, first in seeds[0].items():
-        of_seeds = [tasks[task] for tasks in seeds if task in tasks]
-        if len(of_seeds) == len(seeds):
-            assert all(other.query_ids == first.query_ids for other in of_seeds), task
-            shared = set.intersection(*(set(other.values) for other in of_seeds))
-            values = {
-                name: np.mean([other.values[name] for other in of_seeds], axis=0)
-                for name in first.values
-                if name in shared
-            }
-            means[task] = Evaluation(first.query_ids, values)
-    return means
-
-
-def _effect(pair: Pair, seeds: Sequence[int], measure: str) -> _Effect:
+def _effect(pair: Pair, seeds: Sequence[int], measure: str, queries: TaskQueries) -> _Effect:
     rows = [[row[seed] for seed in seeds] for row in (pair.first, pair.second)]
     first, second = map(mean_over_seeds, rows)
     compared = bootstrap_over_tasks(first, second, [measure], where=pair.text)
+    if queries is TaskQueries.MIXED:
+        compared |= bootstrap_over_mixes(first, second, [measure])
     over_seeds = None
     if len(seeds) > 1:
         means = [[mean_over_tasks(tasks, measure) for tasks in row] for row in rows]

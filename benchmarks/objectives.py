@@ -19,7 +19,8 @@ import pathlib
 from collections.abc import Sequence
 
 import never_worse
-from claims import Row, find, markdown, over, read_row, spread_table, write_json
+from claims import find, markdown, over, write_json
+from seed_rows import Row, read_row, spread_table
 
 from taser_jax.assembly.data import TrainingData
 from taser_jax.assembly.plans import TrainingConfig

@@ -19,19 +19,8 @@ from taser_jax.evaluation.metrics import Evaluation
 from taser_jax.evaluation.results import read_results
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
-from claims import (
-    Claim,
-    Finding,
-    Pair,
-    Row,
-    find,
-    markdown,
-    read_row,
-    registered,
-    seed_folders,
-    spread_table,
-    write_json,
-)
+from claims import Claim, Finding, Pair, find, markdown, registered, write_json
+from seed_rows import Row, read_row, seed_folders, spread_table
 
 TASKS = ("squad", "nq_qed", "selqa", "fm2", "climate_fever", "fewrel", "cmu_dog")
 T_SAGE = "t-sage-"

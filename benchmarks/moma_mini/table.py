@@ -16,22 +16,8 @@ import sys
 from collections.abc import Mapping
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
-from claims import (
-    Claim,
-    Finding,
-    Pair,
-    Row,
-    find,
-    gate,
-    markdown,
-    on_tasks,
-    over,
-    read_rows,
-    registered,
-    seed_folders,
-    spread_table,
-    write_json,
-)
+from claims import Claim, Finding, Pair, find, gate, markdown, over, registered, write_json
+from seed_rows import Row, on_tasks, read_rows, seed_folders, spread_table
 
 MEASURE = "nDCG@10"
 BASELINE, LEARNED = "No memory", "MoMA"

@@ -16,23 +16,11 @@ import sys
 from collections.abc import Iterable, Mapping
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
-from claims import (
-    Claim,
-    Finding,
-    Row,
-    find,
-    markdown,
-    over,
-    pair,
-    read_row,
-    registered,
-    seed_folders,
-    spread_table,
-    spread_text,
-    write_json,
-)
+from claims import Claim, Finding, find, markdown, over, pair, registered, write_json
+from seed_rows import Row, read_row, seed_folders, spread_table, spread_text
 
 from taser_jax.evaluation.results import read_results
+from taser_jax.evaluation.significance import TaskQueries
 
 MEASURES = ("R@1", "R@20", "R@100")
 COMMAND = "benchmarks/muf/run.sh SHARED_DATA OUTPUT_DIR PRETRAINED"
@@ -95,7 +83,10 @@ def main() -> None:
         if table == "domains":
             named += [name for rows_of in REGISTERED_ROWS.values() for name in rows_of]
         named_rows = {name: read(seeds, folder, name) for name in dict.fromkeys([*names, *named])}
-        claims = [over(first, second, named_rows) for first, second in CLAIMS.get(table, ())]
+        queries = TaskQueries.MIXED if table == "mixed" else TaskQueries.OWN
+        claims = [
+            over(first, second, named_rows, queries) for first, second in CLAIMS.get(table, ())
+        ]
         if table == "domains":
             claims = [*registered_claims(named_rows), *claims]
         for measure in MEASURES:

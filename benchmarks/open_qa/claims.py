@@ -18,19 +18,8 @@ from taser_jax.commands.pipelines.retrieval_stages import BM25, row_name
 from taser_jax.evaluation.results import read_results
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
-from claims import (
-    Claim,
-    Combined,
-    Pair,
-    Row,
-    find,
-    markdown,
-    on_tasks,
-    read_rows,
-    registered,
-    seed_folders,
-    write_json,
-)
+from claims import Claim, Combined, Pair, find, markdown, registered, write_json
+from seed_rows import Row, on_tasks, read_rows, seed_folders
 
 MEASURES = ("R@1", "R@5", "R@20", "R@100")
 DPR, SHARED, DET_R = "DPR", "Shared", "TASER Det-R"

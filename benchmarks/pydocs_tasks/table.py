@@ -21,18 +21,8 @@ from taser_jax.evaluation.metrics import Evaluation
 from taser_jax.evaluation.results import read_results
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
-from claims import (
-    Claim,
-    Row,
-    find,
-    markdown,
-    over,
-    pair,
-    read_row,
-    registered,
-    spread_table,
-    write_json,
-)
+from claims import Claim, find, markdown, over, pair, registered, write_json
+from seed_rows import Row, read_row, spread_table
 
 COMMAND = "benchmarks/pydocs_tasks/run.sh SHARED_DATA OUTPUT_DIR PRETRAINED"
 MEASURES = ("nDCG@10", "R@1", "R@20")

@@ -16,17 +16,8 @@ from collections.abc import Mapping, Sequence
 from taser_jax.evaluation.results import SystemResult, read_results
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
-from claims import (
-    Claim,
-    Combined,
-    Pair,
-    find,
-    markdown,
-    on_tasks,
-    read_row,
-    registered,
-    write_json,
-)
+from claims import Claim, Combined, Pair, find, markdown, registered, write_json
+from seed_rows import on_tasks, read_row
 
 TASKS = ("squad", "nq_qed", "fm2", "selqa", "climate_fever", "fewrel", "cmu_dog")
 MEASURE = "R@20"

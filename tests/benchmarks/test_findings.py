@@ -92,6 +92,22 @@ def test_one_pair_by_hand(claims):
     assert (finding.seeds, finding.verdict, finding.tasks) == (1, "undecided", {"nq": 25.0})
 
 
+def test_mixes_of_the_same_queries_are_no_more_queries(claims):
+    """As one pair by hand: twice the same four queries are four."""
+    rows = {
+        name: {0: dict.fromkeys(("mix 1", "mix 2"), evaluation(values))}
+        for name, values in (("a", (1, 1, 0, 0)), ("b", (0, 1, 0, 0)))
+    }
+    claim = claims.over("a", "b", rows, claims.TaskQueries.MIXED)
+    [finding] = claims.find([claim], "R@20", command="run.sh")
+    interval = finding.over_queries
+    assert (finding.effect, interval.low, interval.high) == (25.0, 0.0, 75.0)
+    assert finding.tasks == {"mix 1": 25.0, "mix 2": 25.0}
+    apart = dataclasses.replace(claim, queries=claims.TaskQueries.OWN)
+    [narrower] = claims.find([apart], "R@20", command="run.sh")
+    assert narrower.over_queries.high < 75
+
+
 def test_the_mean_of_pairs_averages_each_querys_differences(claims):
     pairs = [
         claims.Pair("a", row((1, 1, 0, 0), (1, 0, 0, 0)), row(NOTHING, NOTHING)),
