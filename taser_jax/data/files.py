@@ -327,7 +327,8 @@ def _not_utf8(where: str, error: UnicodeDecodeError) -> DataError:
     bad = error.object[error.start : error.start + 1].hex()
     # Windows' "Unicode" begins with one of these.
     utf_16 = error.object.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    fix = f"convert it, for example with iconv -f {'utf-16' if utf_16 else 'windows-1252'} -t utf-8"
+    other = "windows-1252 (or windows-1251, gb18030, cp932, cp949: look at the result)"
+    fix = f"convert it with iconv -t utf-8 -f {'utf-16' if utf_16 else other}"
     return DataError(f"not UTF-8: byte 0x{bad} ({error.reason})", where=where, fix=fix)
 
 

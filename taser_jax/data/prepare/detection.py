@@ -107,9 +107,9 @@ def detect(directory: str | os.PathLike[str], name: str = "") -> Detected:
         raise ConfigError(problem, where=os.fspath(directory), fix=fix)
     _refuse_twins(folder)
     name = name or folder.resolve().name
-    corpus = _of_name(folder, "corpus.jsonl")
-    if corpus is not None and (folder / "qrels").is_dir():
-        return Detected((corpus,), _of_beir(folder, name))
+    beirs = [_of_name(folder, f"{kind}.jsonl") for kind in ("corpus", "queries")]
+    if any(beirs) and (folder / "qrels").is_dir():
+        return _of_beir(folder, name, *beirs)
     files: dict[_Role, list[str]] = {role: [] for role in _Role}
     for path in _files(folder):
         if (found := _role(path)) is not None:
@@ -248,18 +248,19 @@ def _files(folder: pathlib.Path) -> list[pathlib.Path]:
     return sorted(set(map(first_shard, paths)))
 
 
-def _of_beir(folder: pathlib.Path, name: str) -> dict[str, dict[str, QuestionFiles]]:
+def _of_beir(folder: pathlib.Path, name: str, corpus: str | None, queries: str | None) -> Detected:
     """Split -> the queries judged in it; layout as published with Thakur et al., 2021."""
-    queries = _of_name(folder, "queries.jsonl")
     judged = {
         qrels: QuestionFiles(queries, qrels=qrels)
         for split in SPLITS
         for qrels in map(str, sorted(folder.glob("qrels/[!.]*")))
         if queries and _name_of(qrels) == ("", split)
     }
-    if not judged:
-        raise _unknown(folder, ["corpus.jsonl, but no queries.jsonl with judgements in qrels/"])
-    return _by_task(judged, name, ())
+    if not judged or corpus is None:
+        here, missing = ("corpus", "queries") if corpus else ("queries", "corpus")
+        missing += ".jsonl" if judged else ".jsonl with judgements in qrels/"
+        raise _unknown(folder, [f"{here}.jsonl, but no {missing}"])
+    return Detected((corpus,), _by_task(judged, name, ()))
 
 
 def _of_name(folder: pathlib.Path, name: str) -> str | None:

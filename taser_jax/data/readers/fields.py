@@ -126,7 +126,7 @@ class Role(enum.Enum):
         "negative negatives neg hard_negatives hard_negative hard_negative_ctxs negative_passages"
     )
     OTHER_NEGATIVE = "negative_ctxs"
-    QUERY_ID = "query_id qid question_id topic_id topic"
+    QUERY_ID = "query_id qid question_id topic_id"
     PASSAGE_ID = "passage_id corpus_id chunk_id"
     RELEVANCE = "relevance score grade label rel judgment"
 

@@ -108,6 +108,7 @@ UNRECOGNISED = {
     r"a\.tsv: passages; b\.tsv: passages; nq-dev\.json": {"a.tsv": PASSAGES, "b.tsv": PASSAGES}
     | {"nq-dev.json": [DPR]},
     r"no queries\.jsonl with judgements": BARE_BEIR,
+    r"queries\.jsonl, but no corpus\.jsonl\n": ASKED_TWICE | {"README.md": "card"},
     # Which of two is meant, nobody can know.
     r"folder: corpus\.jsonl and corpus\.jsonl\.gz may": {
         name: [{"_id": "a", "text": name}] for name in ("corpus.jsonl", "corpus.jsonl.gz")

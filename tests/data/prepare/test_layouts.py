@@ -265,6 +265,12 @@ def test_pairs_of_several_splits_share_their_passages(prepare_notes, queries_of)
     assert store[query.positives[0]].text == TEXTS[0]
 
 
+def test_a_topic_of_several_questions_is_no_id(prepare_notes, queries_of):
+    rows = [[*row, "Bern"] for row in ASKED]
+    prepare_notes({"faq.test.csv": _table([["question", "answer", "topic"], *rows])})
+    assert [query.text for query in queries_of("faq", "test")] == QUESTIONS
+
+
 @pytest.mark.parametrize("columns", [["anchor", "positive"], ["anchor", "positive", "id"]])
 def test_rows_that_ask_the_same_are_in_one_split(columns, prepare_notes, queries_of):
     rows = [[f"q{n // 3}", f"text {n}", str(n)][: len(columns)] for n in range(300)]
