@@ -128,8 +128,8 @@ class SelfAttention(nn.Module):
         dropping = self.dropout_rate > 0 and not self.deterministic
         is_even = not (query.shape[1] % 2 or key.shape[1] % 2)
         by_cudnn = self.kernel is AttentionKernel.CUDNN
-        if by_cudnn and jax.default_backend() != "gpu":
-            _log_once("attention: einsum, since cuDNN's kernel needs an NVIDIA GPU")
+        if by_cudnn and (jax.default_backend() != "gpu" or query.dtype != jnp.bfloat16):
+            _log_once("attention: einsum, since cuDNN's kernel needs an NVIDIA GPU and bfloat16")
             by_cudnn = False
         if by_cudnn and is_even and bias is None and not dropping:
             # A mask would need a bias for every query and key. Texts are padded at their ends, so
