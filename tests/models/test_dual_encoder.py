@@ -120,7 +120,7 @@ def test_dropout_acts_in_training_only_and_in_attention_too(caplog, monkeypatch)
     params = random_params(tiny_model(bert=tiny_bert(num_layers=1)))
 
     def embeddings(*, train, **changes):
-        rates = {"num_layers": 1, "attention_dropout_rate": 0.5, **changes}
+        rates = {"num_layers": 1, "attention_dropout_rate": 0.5, "dtype": "bfloat16", **changes}
         model = tiny_model(bert=tiny_bert(**rates))
         rngs = RNGS if train else {}
         return encode(model, params, tokens, Role.QUERY, train=train, rngs=rngs).embeddings
