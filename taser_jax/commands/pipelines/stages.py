@@ -26,7 +26,7 @@ from taser_jax.devices.hosts import first_host_only, keep_compiled_programs, wri
 from taser_jax.storage import artifacts, checksums
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger, phase
-from taser_jax.storage.typed_files import flatten, to_plain
+from taser_jax.storage.typed_files import parts_of, to_plain
 
 FORMAT_VERSION = 2
 FINGERPRINT = ".fingerprint"
@@ -230,16 +230,13 @@ def stage_inputs(
     given = _arguments(function, arguments)
     written = {os.path.abspath(path) for path in written_by(function, given)}
     inputs: dict[str, object] = {}
-    for name, value in flatten(**given).items():
-        fields = name.split(".")
-        # Files may have any name, such as films.details.tsv.
-        if not NO_INPUTS.isdisjoint(fields) and fields[0] != "checksums":
-            continue
-        places = {name: value} if isinstance(value, str) else {}
+    for fields, value in _settings(given):
+        name = ".".join(fields)
+        places = {name: value} if value and isinstance(value, str) else {}
         if isinstance(value, list):
             places = {f"{name}.{number}": place for number, place in enumerate(value)}
         is_named = any(map(_PLACE.fullmatch, fields))
-        if not value or not (is_named or any(isinstance(p, _Place) for p in places.values())):
+        if not any(is_named or isinstance(place, _Place) for place in places.values()):
             inputs[name] = value
             continue
         for key, place in places.items():
@@ -250,6 +247,19 @@ def stage_inputs(
             if below is not None or fingerprint is None:
                 inputs[key] = place if below is None else below
     return inputs
+
+
+def _settings(value: object, *names: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """(names of a parameter, its fields and keys, JSON value) of each input in a value."""
+    parts = parts_of(value)
+    if parts is None:
+        yield names, to_plain(value)
+        return
+    # Keys of other mappings are names of tasks and files, which may be any.
+    are_fields = dataclasses.is_dataclass(value) or names in ((), ("encoding",))
+    for name, part in parts.items():
+        if not (are_fields and name in NO_INPUTS):
+            yield from _settings(part, *names, name)
 
 
 def _arguments(function: Callable[..., object], arguments: Mapping[str, object]) -> _Given:
@@ -296,8 +306,8 @@ _REPORTS = (".json", ".gin", ".md", ".txt", ".html", ".png")
 
 def relative(place: str, root: str | os.PathLike[str]) -> str | None:
     """A place below `root`, relative to it; None if it is elsewhere."""
-    path = os.path.relpath(os.path.abspath(place), os.path.abspath(root))
-    return None if path.startswith(os.pardir) else path
+    path = os.path.relpath(place, root)
+    return None if pathlib.PurePath(path).parts[:1] == (os.pardir,) else path
 
 
 def artifact_fingerprint(path: epath.Path, splits: set[str]) -> str | None:

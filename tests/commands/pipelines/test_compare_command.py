@@ -98,7 +98,7 @@ def test_two_folders_to_a_retriever(tmp_path, monkeypatch, capsys):
     assert Stages(output).finished() == finished
     with open(pathlib.Path(folders[0]) / "corpus.jsonl", "a") as file:
         file.write("\n")
-    assert "sizes" in refused(capsys, *arguments)
+    assert "checksums" in refused(capsys, *arguments)
 
 
 def _check_choice(output: pathlib.Path, printed: str) -> None:

@@ -40,6 +40,9 @@ def test_a_finished_stage_is_not_run_again(tmp_path):
         ({"tasks": ["x"]}, "steps"),
         ({"steps": 3, "tasks": ["x"], "seed": 0}, "seed"),
         ({"steps": 3, "tasks": ["x"], "checksums": {"films.details.tsv": "0"}}, "details.tsv"),
+        # Tasks may have any names, too, such as those of places and of what is no input.
+        ({"steps": 3, "tasks": ["x"], "rates": {"memories": 2.0}}, "rates.memories"),
+        ({"steps": 3, "tasks": ["x"], "rates": {"details": 2.0}}, "rates.details"),
     ],
 )
 def test_other_inputs_are_named(tmp_path, inputs, named):
