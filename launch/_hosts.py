@@ -123,6 +123,7 @@ class Hosts(argparse.Namespace):
         retries: attempts after the first one.
         max_hours: after which the run is ended; 0: never.
         steps_per_second: the last one that training printed; 0: none.
+        output: the address in a bucket that training said its model is in; empty: none.
     """
 
     needed = others = install = ""
@@ -136,7 +137,7 @@ class Hosts(argparse.Namespace):
 
     def __init__(self, script: str, words: Sequence[str]) -> None:
         parse(self, script, words)
-        self.steps_per_second = 0.0
+        self.steps_per_second, self.output = 0.0, ""
         self._are_reached = self._is_ending = False
         self._processes: list[subprocess.Popen[str]] = []
         self.set_up()
@@ -168,10 +169,10 @@ class Hosts(argparse.Namespace):
 
     def run_words(self, node: str) -> list[str]:
         """Starts taser on each host of a node."""
-        settings = (each.split("=", 1) for each in self.variables(node) + self.env)
-        assignments = [f"{name}={shlex.quote(value)}" for name, value in settings]
-        command = [*assignments, HOST, shlex.join(self.command)]
-        return self.connect_words(node, " ".join(command))
+        settings = [*self.variables(node), *self.env]
+        return self.connect_words(
+            node, shlex.join(["env", *settings, *HOST.split(), *self.command])
+        )
 
     def attach_words(self, node: str) -> list[str]:
         """Follows what runs on each host of a node."""
@@ -318,11 +319,13 @@ class Hosts(argparse.Namespace):
         return status if status >= 0 else 128 - status
 
     def _read(self, line: str) -> Iterator[int]:
-        """Statuses of taser in a line of output, which may have a rate of steps, too."""
+        """Statuses of taser in a line of output, which may have a rate of steps or an address."""
         if status := re.search(r"taser-status (\d+) on ", line):
             yield int(status[1])
         if lost := re.search(LOST, line, re.IGNORECASE):
             yield TIMED_OUT if lost[1] else AGAIN
+        if model := re.search(r"^the model is in (gs://.+)$", line.rstrip()):
+            self.output = model[1]
         rate = re.search(r"(\d+(?:\.\d+)?) ?(?:(step|it)/s|s/(?:step|it))", line)
         if rate and float(rate[1]):
             self.steps_per_second = float(rate[1]) if rate[2] else 1 / float(rate[1])

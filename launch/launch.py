@@ -25,11 +25,6 @@ SSH_OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=20", "-o", "ServerAl
 # Marks what this launcher creates, so that it deletes nothing else. Labels allow few characters.
 LAUNCHED_BY = "taser_jax-" + re.sub("[^a-z0-9]", "-", getpass.getuser().lower())[:40]
 
-# The Gin file that `train` reads first, and lines of such files.
-FIRST, REQUIRED = "runs/train.gin", "%gin.REQUIRED"
-INCLUDE = re.compile(r"""^include\s+["'](.*)["']""", re.M)
-BINDING = re.compile(r"^([ \t]*)([\w./]+)[ \t]*=(.*)$", re.M)
-
 
 class _Pod(Hosts):
     r"""Runs taser on one TPU VM, or on all hosts of a pod slice.
@@ -77,12 +72,8 @@ class _Pod(Hosts):
         self.by_hand = shlex.join(self.deletion)
         self.creation = [self._creation_words()] if self.type else []
         self.is_deleted_late = bool(self.type) and self.delete != "never"
-        self.outputs, self.deleted, self.why_it_stays = [], self.delete, "as you say"
-        if not self.delete:
-            try:
-                self.outputs, self.deleted = _outputs(self), "success"
-            except LaunchError as reason:
-                self.why_it_stays, self.deleted = str(reason), "never"
+        self.is_asked, is_new = bool(self.delete), bool(self.type) and not self.attach
+        self.delete = self.delete or ("success" if is_new else "never")
 
     def plan(self) -> list[str]:
         place, slices = f"{self.name} in {self.zone}", len(self.targets)
@@ -97,14 +88,14 @@ class _Pod(Hosts):
         if self.max_hours:
             deleted = " and the TPU is deleted, with what is on its disks" * self.is_deleted_late
             lines.append(f"time: after {self.max_hours:g} h, while this runs, it ends{deleted}")
-        there = "".join(f", if {address} is not empty" for address in self.outputs)
+        there = "" if self.is_asked else ", if its model is in a bucket"
         when = {
             "always": "when the launcher ends, however it ends",
             "success": f"after the command has finished{there}; "
-            "after a failure or Ctrl-C the TPU stays and is billed",
-            "never": f"never ({self.why_it_stays}): the TPU stays and is billed",
-        }[self.deleted]
-        return [*lines, f"deletion (--delete={self.deleted}): {when}. By hand: {self.by_hand}"]
+            "otherwise, as after a failure or Ctrl-C, the TPU stays and is billed",
+            "never": "never: the TPU stays and is billed",
+        }[self.delete]
+        return [*lines, f"deletion (--delete={self.delete}): {when}. By hand: {self.by_hand}"]
 
     def words(self, *request: str) -> list[str]:
         """A gcloud command."""
@@ -237,28 +228,33 @@ class _Pod(Hosts):
 
     def _delete(self, is_ours: bool, status: int) -> str:
         """Deletes the TPU, or returns why it stays."""
-        delete, is_finished = self.deleted, status == tables.FINISHED
+        is_finished = status == tables.FINISHED
         if not (status == tables.TIMED_OUT and self.is_deleted_late):
-            if delete == "never":
-                return self.why_it_stays
-            if delete == "success" and not is_finished:
+            if self.delete == "never":
+                return "as you say" if self.is_asked else "give --delete=success to delete it"
+            if self.delete == "success" and not is_finished:
                 return "the command has not finished; --delete=success"
         if not is_ours:
             return "others made it"
-        # What is deleted has its results where they belong.
-        for output in self.outputs if is_finished else ():
-            address = output.rstrip("/") + "/"
-            project = flags(self, "project")
-            status, lines, errors = ask(["gcloud", "storage", "ls", address, *project, "--quiet"])
-            sys.stderr.write(errors)
-            # A folder made by hand is an object of that name.
-            if status or not set(lines.splitlines()) - {address, ""}:
-                return f"gcloud found nothing in {address}, or could not look"
+        if is_finished and not self.is_asked and (why_it_stays := self._lost_with_it()):
+            return why_it_stays
         try:
             self._request(self.deletion)
         except LaunchError:
             return "gcloud did not delete it"
         return ""
+
+    def _lost_with_it(self) -> str:
+        """Why results would be lost with the TPU; empty where they are in a bucket."""
+        if not self.output:
+            return "the command has reported no model in a bucket"
+        address = self.output.rstrip("/") + "/"
+        words = ["gcloud", "storage", "ls", address, *flags(self, "project"), "--quiet"]
+        status, lines, errors = ask(words)
+        sys.stderr.write(errors)
+        # A folder made by hand is an object of that name.
+        is_there = not status and set(lines.splitlines()) - {address, ""}
+        return "" if is_there else f"gcloud found nothing in {address}, or could not look"
 
 
 class _Slices(_Pod):
@@ -376,7 +372,8 @@ class _Workload(Hosts):
             warn(f"{self.image} may name another image at a restart; use IMAGE@sha256:DIGEST")
 
     def plan(self) -> list[str]:
-        delete = shlex.join(["xpk", "workload", "delete", *flags(self, "workload", "cluster")])
+        place = flags(self, "workload", "cluster", "zone", "project")
+        delete = shlex.join(["xpk", "workload", "delete", *place])
         return [
             f"workload {self.workload} on cluster {self.cluster}: {self.slices} "
             f"slice{'s' * (self.slices > 1)} of {self.type}, image {self.image}",
@@ -428,90 +425,6 @@ class _Workload(Hosts):
             f"--termination-grace-period-seconds={self.grace_seconds}",
             *(*self.xpk, f"--command={start}"),
         ]
-
-
-def _outputs(pod: _Pod) -> list[str]:
-    """Addresses of the command's outputs, which must be there before an unasked deletion.
-
-    Example:
-        `train --gin.MODEL_DIR=gs://bucket/taser` writes to ["gs://bucket/taser"].
-
-    Raises:
-        LaunchError: the TPU is not the launcher's, an output is not in a bucket, or the launcher
-            cannot tell.
-    """
-    if pod.attach:
-        raise LaunchError("attached; give --delete=success to delete it")
-    if not pod.type:
-        raise LaunchError("the launcher did not create it")
-    if pod.command[0] != "train":
-        # The others open outputs as local paths: gs://BUCKET/x is to them a folder `gs:`.
-        raise LaunchError("of all commands only train writes to a bucket")
-    given = {"--gin_file": [FIRST], "--gin_search_paths": [""], "--gin_bindings": [""]}
-    words = iter(pod.command[1:])
-    for word in words:
-        flag, equals, value = word.partition("=")
-        if flag.startswith("--gin") and not equals:
-            value = next(words, "")
-        if flag.startswith("--gin."):
-            flag, value = "--gin_bindings", f"{flag[len('--gin.') :]} = {value}"
-        given.setdefault(flag, []).append(value)
-    # Hosts that install nothing may have other files.
-    files = [FIRST] if pod.skip_install else given["--gin_file"]
-    folders = [*",".join(given["--gin_search_paths"]).split(","), "gin_configs"]
-    # Hosts get git's files alone, which are not all that lie here.
-    of_git = set(ask(["git", "-C", str(ROOT), "ls-files", "-z"])[1].split("\0"))
-
-    def read(path: str) -> str:
-        """A Gin file with the files that it includes in their places."""
-        for folder in folders:
-            name = os.path.normpath(os.path.join(folder, path))
-            if name in of_git:
-                text = (ROOT / name).read_text(encoding="utf-8-sig")
-                return INCLUDE.sub(lambda include: read(include[1]), text)
-        raise LaunchError(f"{path} is not in git, so hosts do not get it")
-
-    try:
-        text = "\n".join(map(read, files))
-    except (OSError, ValueError, RecursionError) as error:
-        raise LaunchError(f"its Gin files cannot be read: {error}") from error
-    of_line = _bindings("\n".join(given["--gin_bindings"]))
-    bindings = {**_bindings(text), **of_line}
-    # A command line that names one of these expects results there.
-    names = ["train.model_dir", *(name for name in ("MODEL_DIR", "OUTPUT_DIR") if name in of_line)]
-    return list(dict.fromkeys(_address(name, dict(bindings)) for name in names))
-
-
-def _bindings(text: str) -> dict[str, str]:
-    """Name -> value, as Gin text, the last one of each name.
-
-    Example:
-        `commands.train.train.model_dir` is `train.model_dir`, and `MODEL_DIR/macro.value` is
-        MODEL_DIR.
-    """
-    bindings = {}
-    for indent, name, value in BINDING.findall(text):
-        if indent:
-            raise LaunchError(
-                f"a Gin file has a block, with {name}, which the launcher cannot read"
-            )
-        name = re.sub(r"/(gin\.)?macro\.value$", "", name)
-        short = name if "/" in name else ".".join(name.split(".")[-2:])
-        bindings[short] = value.partition(" #")[0].strip()
-    return bindings
-
-
-def _address(name: str, bindings: dict[str, str]) -> str:
-    """The address in a bucket that a parameter or macro holds; takes bindings out as it goes."""
-    while (text := bindings.pop(name, REQUIRED)).startswith("%") and text != REQUIRED:
-        name = text[1:]
-    if text == REQUIRED:
-        raise LaunchError(f"{name} is neither on the command line nor in a Gin file that hosts get")
-    # A string of one piece, on the command line without quotes; another is not looked into.
-    literal = re.fullmatch(r"""(["']?)(gs://[^/\s"'\\][^\n"'\\]*)\1""", text)
-    if not literal:
-        raise LaunchError(f"{name} is {text}, which is not in a bucket")
-    return literal[2]
 
 
 FLOWS = dict(tpu_vm=_Pod, tpu_multislice=_Slices, hosts=_Machines, slurm=_Slurm, gke_xpk=_Workload)

@@ -35,7 +35,7 @@ from taser_jax.interop.pretrained import drawn_without, place_pretrained
 from taser_jax.models.dual_encoder import ModelConfig, Params
 from taser_jax.models.parameters import config_to_json, parameter_count
 from taser_jax.optim.optimizers import trainable
-from taser_jax.storage.artifacts import MODEL, fingerprint, storage_errors
+from taser_jax.storage.artifacts import MODEL, fingerprint, is_remote, storage_errors
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger, phase
 from taser_jax.storage.typed_files import flatten
@@ -144,6 +144,9 @@ def train(
                 config_text=config_text,
                 initial_checkpoint=initial_checkpoint,
             )
+        if is_remote(model_dir):
+            # The launchers read it: a TPU whose results are elsewhere may be deleted.
+            logger.info("the model is in %s", model_dir)
         return TrainSummary(
             parameters=parameter_count(job.program.state.params),
             validation=result.validation,

@@ -1,6 +1,7 @@
 """A model directory in a bucket: what is written beside the checkpoints, and read again."""
 
 import inspect
+import logging
 import pathlib
 
 import pytest
@@ -27,8 +28,9 @@ def test_other_commands_refuse_a_bucket(command):
 
 
 def test_a_model_is_trained_into_a_bucket_and_opened_from_it(
-    bucket, tmp_path, tiny_store_dir, monkeypatch
+    bucket, tmp_path, tiny_store_dir, monkeypatch, caplog
 ):
+    caplog.set_level(logging.INFO, logger="taser")
     opened = []
 
     def checkpoints(directory, *args, **options):
@@ -40,6 +42,8 @@ def test_a_model_is_trained_into_a_bucket_and_opened_from_it(
     monkeypatch.setattr(models, "Checkpoints", checkpoints)
     training = tiny_training.training_config(train_steps=2, validates=False)
     tiny_training.start(ADDRESS, tiny_store_dir, training, config_text="TRAIN_STEPS = 2\n")
+    # Launchers look for this line before they delete a TPU.
+    assert caplog.messages[-1] == f"the model is in {ADDRESS}"
     model = models.load_model(ADDRESS)
     assert opened == [ADDRESS, ADDRESS]
     assert model.step == 2

@@ -36,7 +36,9 @@ def test_the_plan_names_chips_runtime_price_retries_and_deletion(
     assert f"us-central2-b: 1 TPU slice of {kind}, {chips} chips, runtime {runtime}\n" in told
     assert f"# price: on demand; {price}" in told
     assert "# retries: 7" in told
-    assert "# deletion (--delete=success): after the command has finished, if gs://" in told
+    assert (
+        "# deletion (--delete=success): after the command has finished, if its model is in" in told
+    )
     assert f" By hand: {DELETE}\n" in told
     assert f"--version={runtime} " in told
 

@@ -39,11 +39,12 @@ def test_one_image_is_built_pushed_and_run(stubs, checkout):
 
 
 def test_the_plan_is_printed_before_anything_is_built(stubs, checkout):
-    completed = stubs.run("gke_xpk.sh", *XPK, "--dry_run", *TRAIN, checkout=checkout)
+    options = ("--zone=z", "--dry_run", *TRAIN)
+    completed = stubs.run("gke_xpk.sh", *XPK, *options, checkout=checkout)
     plan = [line for line in completed.stdout.splitlines() if line.startswith("# ")]
     assert "1 slice of v5litepod-64, image r/taser:1" in plan[0]
     assert [line.split(":")[0] for line in plan[1:]] == ["# price", "# retries", "# deletion"]
-    assert plan[3].endswith("xpk workload delete --workload=taser-1 --cluster=tpus")
+    assert plan[3].endswith("xpk workload delete --workload=taser-1 --cluster=tpus --zone=z")
     assert stubs.calls == []
 
 

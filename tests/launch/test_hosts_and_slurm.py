@@ -36,7 +36,12 @@ def test_hosts_are_installed_then_run_with_the_coordinator_and_their_number(stub
     ):
         assert call[-2] == host
         assert shlex.split(call[-1]) == [
-            *("JAX_COORDINATOR_ADDRESS=a:9", "JAX_NUM_PROCESSES=2", f"JAX_PROCESS_ID={number}"),
+            *(
+                "env",
+                "JAX_COORDINATOR_ADDRESS=a:9",
+                "JAX_NUM_PROCESSES=2",
+                f"JAX_PROCESS_ID={number}",
+            ),
             *("bash", "taser_jax/launch/_host.sh", "train", "--gin.MODEL_DIR=/shared/my model"),
         ]
 

@@ -137,7 +137,7 @@ def test_a_pod_is_installed_and_run(stubs):
     assert install[6].endswith("bash taser_jax/launch/_install.sh")
     remote = run[6].removeprefix("--command=")
     # The remote shell gets the words that were given, spaces and all.
-    assert shlex.split(remote) == ["bash", "taser_jax/launch/_host.sh", *TRAIN[1:]]
+    assert shlex.split(remote) == ["env", "bash", "taser_jax/launch/_host.sh", *TRAIN[1:]]
 
 
 def test_a_mesh_that_is_given_stays(stubs):

@@ -85,7 +85,7 @@ def test_what_runs_is_followed_again(stubs, script, options, connections, status
     assert all(attaches(call) for call in ssh(stubs))
     # Nothing is installed, created or deleted.
     assert {call[3] for call in stubs.calls} == {"describe", "ssh"}
-    assert "attached; give --delete=success" in result.stderr.splitlines()[-1]
+    assert "give --delete=success to delete it" in result.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize("others", [(), ("taser_jax-somebody",)])
