@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import jax
 
+from taser_jax.assembly.data import check_lengths
 from taser_jax.assembly.model_directory import (
     MODEL_FILE,
     VOCABULARY,
@@ -69,6 +70,7 @@ def import_model(
         ConfigError: sizes or vocabularies differ, or the directory has another model.
         DataError: missing or damaged files.
     """
+    check_lengths(feature_lengths)
     directory = pathlib.Path(model_dir)
     sources = [fetch(pretrained.source)]
     if pretrained.passage_source is not None:

@@ -197,6 +197,8 @@ def test_import_without_a_vocabulary_says_what_to_give(checkpoint, tmp_path):
     bare, _ = write_checkpoint(tmp_path / "bare", vocab_size=tiny_training.VOCABULARY_SIZE)
     with pytest.raises(DataError, match=r"vocab\.txt"):
         load_into(tmp_path / "model", bare, model=taser(checkpoint))
+    with pytest.raises(ConfigError, match="expected: of query and passage"):
+        load_into(tmp_path / "model", checkpoint, feature_lengths={"query": 32})
     assert not list(tmp_path.glob("model/*"))
 
 

@@ -80,12 +80,15 @@ def test_the_untrained_row_stands_beside_the_trained_one_and_gives_it_negatives(
     rows: list[str] = []
     monkeypatch.setattr(taser, "print_table", lambda _, names, **__: rows.extend(names))
     without_work(monkeypatch)
-    succeed(*pretrained, *gin("pipeline_taser", first_negatives=["BM25", "Pretrained, untrained"]))
+    first_negatives = ["BM25", "Pretrained, untrained"]
+    succeed(*pretrained, *gin("pipeline_taser", first_negatives=first_negatives, rounds=2))
     trained = "Shared (negatives of BM25 and Pretrained, untrained)"
-    assert rows == ["BM25", "Pretrained, untrained", trained]
+    assert rows == ["BM25", "Pretrained, untrained", trained, "Shared (mined negatives)"]
     stages = Stages(tmp_path / "pretrained")
     negatives = ["bm25/negatives", "pretrained-untrained/negatives"]
     assert trained_on(stages, "shared-1-train") == negatives
+    # A single training set keeps all negatives of round 1.
+    assert trained_on(stages, "shared-2-train") == [*negatives, "shared-1/negatives"]
     imported = stages.record("pretrained-untrained-import").inputs
     assert imported["pretrained.source"] == str(tmp_path / "bert")
 
