@@ -51,6 +51,8 @@ def init(*, name: str, tasks: Sequence[str] = ("questions",), directory: str = "
         write_text(path, text, recorded=False)
         logger.info("wrote %s", path)
     logger.info("next: put your files below %s/ as %s.gin describes, then run", slug, slug)
+    if directory != ".":
+        logger.info("  cd %s", directory)
     for step in _STEPS:
         # The file names a module, whose code runs.
         flag = f" --gin_import={slug}_tasks" if step == "tokenize" else ""

@@ -68,6 +68,7 @@ def test_refusals(tmp_path, monkeypatch, capsys):
     assert "no task" in refused(capsys, "init", "FAQ", *gin("init", tasks=[]))
     assert "taser init NAME" in refused(capsys, "init")
     succeed("init", "My FAQ!", *gin("init", directory=tmp_path))
+    assert f"then run\n  cd {tmp_path}\n  taser prepare" in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["my_faq.gin", "my_faq_tasks.py"]
     assert "my_faq.gin and my_faq_tasks.py exist" in refused(capsys, "init", "my faq")
     # As collections may be called.
