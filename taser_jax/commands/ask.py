@@ -127,17 +127,13 @@ def ask(
             hits = retriever.search(questions, k=k, hybrid=retriever.has_hybrid)
             answers = [Answer(best) for best in hits]
     for question, answer in zip(questions, answers, strict=True):
-        _show(question, answer)
+        print("\n".join([f"\n? {question}", *([answer.note] if answer.note else [])]))
+        for rank, hit in enumerate(answer.hits, start=1):
+            text = textwrap.shorten(hit.passage.text, 150, placeholder=" ...")
+            print(f"  {rank}. {hit.passage.title}  [{hit.score:.2f}]\n     {text}")
+        for line in answer.sources:
+            print(line)
     return [[hit.passage.id for hit in answer.hits] for answer in answers]
-
-
-def _show(question: str, answer: Answer) -> None:
-    print("\n".join([f"\n? {question}", *([answer.note] if answer.note else [])]))
-    for rank, hit in enumerate(answer.hits, start=1):
-        text = textwrap.shorten(hit.passage.text, 150, placeholder=" ...")
-        print(f"  {rank}. {hit.passage.title}  [{hit.score:.2f}]\n     {text}")
-    for line in answer.sources:
-        print(line)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,7 +184,8 @@ def serve(*, directory: str, options: ServeOptions = ServeOptions()) -> None:
         raise ConfigError(problem, where="taser serve", fix=fix) from None
     try:
         family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-        socket.create_server((options.host, options.port), family=family).close()
+        with socket.create_server((options.host, options.port), family=family) as free:
+            port = free.getsockname()[1]
     except (OSError, OverflowError) as error:
         problem, where = f"{options.host}, port {options.port}: {error}", "taser serve"
         fix = "stop what listens there, or choose another PORT"
@@ -198,13 +195,11 @@ def serve(*, directory: str, options: ServeOptions = ServeOptions()) -> None:
     engine = Engine(lambda: _served(place), warm_batches=powers_of_two(options.max_batch))
     limits = Limits(options.max_batch)
     server = Server(engine, limits=limits, token=token, log_queries=options.log_queries)
-    logger.info(
-        "%s passages at http://%s:%d", f"{len(engine.retriever):,}", options.host, options.port
-    )
+    logger.info("%s passages at http://%s:%d", f"{len(engine.retriever):,}", options.host, port)
     uvicorn.run(
         server.app,
         host=options.host,
-        port=options.port,
+        port=port,
         log_level="warning",
         access_log=False,
         backlog=_BACKLOG,

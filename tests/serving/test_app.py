@@ -363,6 +363,18 @@ def test_few_different_depths_are_searched(k, rounded):
     assert rounded_k(k) == rounded
 
 
+def test_the_port_that_is_free_is_told(monkeypatch, caplog, tmp_path):
+    asked = {}
+    monkeypatch.setattr(uvicorn, "run", lambda _, **options: asked.update(options))
+    for module, name in (("engine", "Engine"), ("app", "Server")):
+        made = SimpleNamespace(retriever="passages", app=None)
+        monkeypatch.setattr(f"taser_jax.serving.{module}.{name}", lambda *_, made=made, **__: made)
+    caplog.set_level(logging.INFO, logger=logger.name)
+    serve(directory=str(tmp_path), options=ServeOptions(port=0))
+    assert asked["port"] > 0
+    assert f"http://127.0.0.1:{asked['port']}" in caplog.text
+
+
 def test_a_port_that_is_taken_is_named_before_anything_is_read(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
