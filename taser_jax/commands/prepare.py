@@ -106,16 +106,14 @@ def prepare(
     """
     if isinstance(directories, str | os.PathLike):
         directories = [directories]
+    if collection is None and len(directories) != 1:
+        problem, fix = f"{len(directories)} folders and no name", "name it: --gin.COLLECTION=NAME"
+        raise ConfigError(problem, where="COLLECTION", fix=fix)
     if isinstance(directories, Mapping):
         directories = {label: as_folder(name) for label, name in directories.items()}
     else:
         directories = [as_folder(name) for name in directories]
     if collection is None:
-        if len(directories) != 1:
-            fix = "name it: --gin.COLLECTION=NAME"
-            raise ConfigError(
-                f"{len(directories)} folders and no name", where="COLLECTION", fix=fix
-            )
         collection = pathlib.Path(next(iter(directories))).resolve().name
     if directories == [PYDOCS]:
         prepare_pydocs(data_dir=data_dir, collection=collection, **vars(pydocs))
@@ -191,11 +189,10 @@ def drawn_by_hash(queries: Sequence[Query], count: int) -> list[Query]:
         queries: the queries of one task and split.
         count: maximum number of queries.
     """
-
-    def digest(query: Query) -> bytes:
-        return hashlib.sha256(query.id.encode()).digest()
-
-    drawn = {query.id for query in sorted(queries, key=digest)[:count]}
+    ids = sorted(
+        (query.id for query in queries), key=lambda id: hashlib.sha256(id.encode()).digest()
+    )
+    drawn = set(ids[:count])
     return [query for query in queries if query.id in drawn]
 
 
