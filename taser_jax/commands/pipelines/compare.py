@@ -15,7 +15,7 @@ from taser_jax.commands.pipelines import compare_parts, compare_plan
 from taser_jax.commands.pipelines.compared_rows import ComparedRows
 from taser_jax.commands.pipelines.cross_validation import DEPTH, RANKED, choose_bm25
 from taser_jax.commands.pipelines.retrieval_stages import DEVELOPMENT, Setting, System
-from taser_jax.commands.pipelines.stages import Stages, pipeline_records
+from taser_jax.commands.pipelines.stages import pipeline_records
 from taser_jax.commands.tokenize import make_vocabulary, tokenize
 from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.data.prepare.made_queries import make_queries
@@ -107,10 +107,14 @@ def compare(
         ConfigError: folders whose format is not recognised or that have no test queries, an unknown
             system, or other settings than the directory was begun with.
     """
-    # A folder's name may be completed with a slash when the command is run again.
-    directories = [str(pathlib.Path(collections_by_name.as_folder(name))) for name in directories]
+    if queries not in (None, "make"):
+        raise ConfigError(f"queries {queries!r}", where="--queries", fix="write --queries=make")
     names = systems.split(",") if isinstance(systems, str) else list(systems)
     check_known(names, candidates, where="compare.systems", what="system")
+    sides = ("query", "passage")
+    check_known(feature_lengths or (), sides, where="TASK_FEATURE_LENGTHS", what="length of")
+    # A folder's name may be completed with a slash when the command is run again.
+    directories = [str(pathlib.Path(collections_by_name.as_folder(name))) for name in directories]
     fixed = {
         "steps": train_steps,
         "learning_rate": setting.training.optimizer.learning_rate or None,
@@ -119,7 +123,9 @@ def compare(
         "frozen_blocks": setting.training.train_from_block or None,
     }
     run = _Run(
-        dataclasses.replace(setting, data_dir=str(pathlib.Path(setting.output_dir) / "data")),
+        setting=dataclasses.replace(
+            setting, data_dir=str(pathlib.Path(setting.output_dir) / "data")
+        ),
         systems={ROWS.get(name, name): candidates[name] for name in names},
         pretrained=pretrained,
         collection=compare_parts.collection_name(directories),
@@ -138,47 +144,33 @@ def compare(
             **run.data,
         )
         if queries is not None:
-            run.make_queries(queries)
+            run.make_queries()
         compare_parts.check_splits(run.splits, is_pretrained=pretrained is not None)
         compare_parts.check_judged(run.splits, setting.evaluation, **run.data)
         sides = run.tokenize(run.lengths)
         run.decide_model(is_hurried=minutes is not None)
-        is_trained = any("train" in there for there in run.splits.values())
-        plan = run.plan(sides, minutes, memory) if is_trained else None
+        if run.tasks_with("train"):
+            run.plan(sides, minutes, memory)
         run.decide_bm25()
         record("decided.gin", "\n".join(run.decisions))
-        untrained = None if pretrained is None else compare_parts.untrained_system(run.systems)
-        rows = ComparedRows(run.setting, run.systems, untrained, run.splits, plan, run.whole)
         if not run.splits:
-            rows.index_only()
+            run.index_only()
             return None
-        return rows.compare()
+        return run.compare()
 
 
-@dataclasses.dataclass
-class _Run:
-    """One comparison: its settings as far as they are decided, and its stages."""
+@dataclasses.dataclass(kw_only=True)
+class _Run(ComparedRows):
+    """A comparison whose settings are decided one after another."""
 
-    setting: Setting
-    systems: dict[str, System]
-    pretrained: str | None
-    collection: str
     lengths: Mapping[str, int]
     vocabulary_size: int
     fixed: Mapping[str, Any]
-    splits: dict[str, list[str]] = dataclasses.field(default_factory=dict)
-    whole: str | None = None
 
     def __post_init__(self) -> None:
-        self.root = pathlib.Path(self.setting.output_dir)
-        self.stages = Stages(self.root)
+        super().__post_init__()
         self._buckets = self.setting.training.length_buckets
         self.decisions: list[str] = []
-
-    @property
-    def data(self) -> dict[str, str]:
-        """Arguments of all that read the collection."""
-        return {"data_dir": self.setting.data_dir, "collection": self.collection}
 
     def _decide(self, reason: str, **settings: object) -> None:
         """Logs a decision as Gin lines."""
@@ -188,13 +180,11 @@ class _Run:
             logger.info("  %s", line)
         self.decisions += [f"# {reason[:1].upper()}{reason[1:]}.", *lines, ""]
 
-    def make_queries(self, how: str) -> None:
+    def make_queries(self) -> None:
         """Goes on with a collection of passages and the queries that were cut out of them."""
-        if how != "make" or self.splits:
-            named = ", ".join(self.splits)
-            problem = f"there are queries of {named}" if named else f"queries {how!r}"
-            fix = "leave it out" if named else "write --queries=make"
-            raise ConfigError(problem, where="--queries", fix=fix)
+        if self.splits:
+            problem = f"there are queries of {', '.join(self.splits)}"
+            raise ConfigError(problem, where="--queries", fix="leave it out")
         self.whole, self.collection = self.collection, f"{self.collection}_made"
         self.splits = self.stages.run("make-queries", make_queries, source=self.whole, **self.data)
 
@@ -289,14 +279,13 @@ class _Run:
 
         Folds are of these: a text that several tasks ask is in one fold.
         """
-        tasks = [task for task, there in self.splits.items() if split in there]
+        tasks = self.tasks_with(split)
         sets = (QuerySet.open(task=task, split=split, **self.data) for task in tasks)
         return len({query.text for queries in sets for query in queries})
 
     def decide_bm25(self) -> None:
         """The k1 and b that rank the labelled queries best; as set where they are set."""
-        setting, there = self.setting, set().union(*self.splits.values())
-        splits = [split for split in (DEVELOPMENT, "train") if split in there]
+        setting, splits = self.setting, list(filter(self.tasks_with, (DEVELOPMENT, "train")))
         few_passages = len(PassageStore.open(**self.data)) <= _FEW_PASSAGES
         if not splits or not few_passages or setting.bm25 != Bm25Config():
             return
@@ -324,7 +313,7 @@ class _Run:
         sides: Mapping[str, compare_plan.FittedLength],
         minutes: float | None,
         memory: float | None,
-    ) -> compare_plan.Plan:
+    ) -> None:
         """Batches, rate, steps, frozen blocks, rounds and folds, by queries, time and memory."""
         queries, validation = map(self._distinct_queries, ("train", DEVELOPMENT))
         training, is_pretrained = self.setting.training, self.pretrained is not None
@@ -358,16 +347,14 @@ class _Run:
             **measured,
             blocks=blocks,
             systems=len(self.systems),
-            untrained=is_pretrained,
+            pretrained=is_pretrained,
             spent_seconds=sum(self.stages.record(name).seconds for name in done),
             pool_share=min(1.0, 2 * DEPTH * RANKED / passages),
             validation_share=compare_parts.VALIDATIONS * validated,
             chunks=chunks,
             shorter=compare_plan.shorter_passages(**sides) if may_cut else {},
         )
-        chosen = compare_plan.plan(
-            costs, preferred, minutes=minutes, pretrained=is_pretrained, fixed=self.fixed
-        )
+        chosen = compare_plan.plan(costs, preferred, minutes=minutes, fixed=self.fixed)
         self._decide(
             f"{queries:,} distinct training queries: batches and rate",
             BATCH_SIZE=preferred.batch_size,
@@ -398,7 +385,7 @@ class _Run:
         )
         self.setting = dataclasses.replace(self.setting, training=training)
         self._change_models(functools.partial(compare_parts.with_trained_experts, chosen=chosen))
-        return chosen
+        self.chosen = chosen
 
 
 # The stages before the plan.

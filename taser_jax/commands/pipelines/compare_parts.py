@@ -18,7 +18,6 @@ from taser_jax.assembly.model_directory import load_model
 from taser_jax.assembly.plans import TrainingConfig
 from taser_jax.commands.evaluate import EvaluationConfig, Judge
 from taser_jax.commands.pipelines import compare_plan
-from taser_jax.commands.pipelines.retrieval_stages import System
 from taser_jax.commands.prepare import prepare_files
 from taser_jax.commands.train import train
 from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
@@ -127,15 +126,6 @@ def with_weights(model: ModelConfig, pretrained: str | None, *, dtype: str) -> M
         dataclasses.replace(model, bert=pretrained_bert(pretrained, numerics=model.bert)),
         pooling=pretrained_pooling(pretrained),
         normalization=pretrained_normalization(pretrained),
-    )
-
-
-def untrained_system(systems: Mapping[str, System]) -> System:
-    """One plain tower with the same pretrained weights."""
-    model = next(iter(systems.values())).model
-    assert isinstance(model, DualEncoderConfig)
-    return System(
-        DualEncoderConfig(bert=model.bert, pooling=model.pooling, normalization=model.normalization)
     )
 
 

@@ -160,17 +160,10 @@ def defaults(queries: int, *, validation: int, blocks: int | None, batch_size: i
         folds = 0
     if blocks is None:
         return Plan(size, max(steps, _ENOUGH_STEPS), 1e-3, 0, 2, folds)
-    is_few = queries < _MANY_QUERIES
+    frozen, rounds = (blocks // 2, 1) if queries < _MANY_QUERIES else (0, 2)
     # Two digits, as it is printed.
     rate = float(f"{_RATE * min(1.0, (queries / _MANY_QUERIES) ** 0.5):.2g}")
-    return Plan(
-        batch_size=size,
-        steps=steps,
-        learning_rate=rate,
-        frozen_blocks=blocks // 2 if is_few else 0,
-        rounds=1 if is_few else 2,
-        folds=folds,
-    )
+    return Plan(size, steps, rate, frozen, rounds, folds)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,7 +177,8 @@ class Costs:
         encode_seconds: seconds to encode all passages and queries once.
         blocks: the encoder's blocks.
         systems: number of systems that are trained.
-        untrained: whether the untrained pretrained model is encoded, too.
+        pretrained: whether the weights are pretrained: then they are encoded untrained, too, and
+            blocks can be frozen.
         spent_seconds: seconds since the command began.
         pool_share: share of the passages that a fold's model encodes.
         validation_share: share of the passages that a training's validations encode, together.
@@ -198,7 +192,7 @@ class Costs:
     encode_seconds: float
     blocks: int
     systems: int
-    untrained: bool
+    pretrained: bool
     spent_seconds: float = 0.0
     pool_share: float = 1.0
     validation_share: float = 0.0
@@ -231,7 +225,6 @@ def plan(
     preferred: Plan,
     *,
     minutes: float | None,
-    pretrained: bool,
     fixed: Collection[str] = (),
 ) -> Plan:
     """Fits a comparison to a budget: first fewer steps, then frozen blocks, one round, two folds.
@@ -245,7 +238,6 @@ def plan(
         costs: this comparison's costs.
         preferred: how to train where time allows.
         minutes: the budget; None sets no limit.
-        pretrained: whether the weights are pretrained: blocks of random weights are not frozen.
         fixed: fields of the plan that are set: these stay as preferred.
 
     Returns:
@@ -253,7 +245,7 @@ def plan(
     """
     if minutes is None:
         return _timed(costs, preferred, preferred.steps)
-    half, last = (costs.blocks // 2, costs.blocks - 1) if pretrained else (0, 0)
+    half, last = (costs.blocks // 2, costs.blocks - 1) if costs.pretrained else (0, 0)
     steps = preferred.steps if "steps" in fixed else 0
     enough_steps, fewest = max(_ENOUGH_STEPS, steps), max(_FEWEST_STEPS, steps)
     changes: list[tuple[int, dict[str, int]]] = [
@@ -289,7 +281,7 @@ def _timed(costs: Costs, plan: Plan, steps: int) -> Plan:
     # The frozen blocks' states are computed once, for the untrained model, too.
     encodings = frozen_share + trained * (
         costs.systems * (plan.rounds + plan.folds * costs.pool_share)
-        + costs.untrained
+        + costs.pretrained
         + trainings * costs.validation_share
     )
     # Forward once, or twice, and backward for twice that.

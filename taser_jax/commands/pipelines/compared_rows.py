@@ -7,6 +7,7 @@ import math
 import pathlib
 from collections.abc import Mapping, Sequence
 
+from taser_jax.commands.ask import ask
 from taser_jax.commands.export import export_model
 from taser_jax.commands.inputs import open_bm25
 from taser_jax.commands.pipelines.compare_plan import Choice, Plan
@@ -18,11 +19,12 @@ from taser_jax.commands.pipelines.retrieval_stages import (
     System,
     row_name,
 )
-from taser_jax.commands.pipelines.taser import Comparison, answer, print_table
+from taser_jax.commands.pipelines.taser import Comparison, print_table
 from taser_jax.commands.tokenize import tokenize
 from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.devices.hosts import writes
 from taser_jax.evaluation.reports import ResultsTable
+from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 from taser_jax.retrieval.bm25 import Bm25Config
 from taser_jax.retriever_parts import RetrieverParts, write_parts
 from taser_jax.storage.artifacts import file_name, write_json
@@ -31,52 +33,67 @@ from taser_jax.storage.progress import logger
 UNTRAINED = "Pretrained, untrained"
 
 
+@dataclasses.dataclass(kw_only=True)
 class ComparedRows(Comparison):
     """The stages of a comparison whose settings are decided.
 
-    Args:
+    Attributes:
         setting: what all stages share.
+        collection: the collection.
         systems: row -> system to train.
-        untrained: the pretrained weights as one plain tower; None for random weights.
+        pretrained: the weights that they start from; None for random weights.
         splits: task -> its splits.
         chosen: how the systems are trained; None where there are no training queries.
         whole: the collection whose passages the queries were cut out of: what is left searches it.
     """
 
-    def __init__(
-        self,
-        setting: Setting,
-        systems: Mapping[str, System],
-        untrained: System | None,
-        splits: Mapping[str, Sequence[str]],
-        chosen: Plan | None,
-        whole: str | None = None,
-    ) -> None:
-        super().__init__(setting)
-        self._systems, self._untrained, self._chosen = systems, untrained, chosen
-        self._splits, self._whole = splits, whole
-        collection = self.store.metadata.collection
-        self._data = {"data_dir": setting.data_dir, "collection": collection}
-        # Row of a dense model -> its folder; of trained systems that of the last round.
-        self._folders = {} if untrained is None else {UNTRAINED: file_name(UNTRAINED)}
-        if chosen is not None:
-            self._folders |= {name: f"{file_name(name)}-{chosen.rounds}" for name in systems}
+    setting: Setting
+    collection: str
+    systems: dict[str, System]
+    pretrained: str | None
+    splits: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
+    chosen: Plan | None = None
+    whole: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__init__(self.setting)
+
+    @property
+    def data(self) -> dict[str, str]:
+        """Arguments of all that read the collection."""
+        return {"data_dir": self.setting.data_dir, "collection": self.collection}
+
+    @property
+    def _folders(self) -> dict[str, str]:
+        """Row of a dense model -> its folder; of trained systems that of the last round."""
+        folders = {} if self.pretrained is None else {UNTRAINED: file_name(UNTRAINED)}
+        if self.chosen is not None:
+            folders |= {name: f"{file_name(name)}-{self.chosen.rounds}" for name in self.systems}
+        return folders
+
+    def _as_pretrained(self) -> System:
+        """The pretrained weights as one plain tower."""
+        model = next(iter(self.systems.values())).model
+        assert isinstance(model, DualEncoderConfig)
+        plain = DualEncoderConfig(
+            bert=model.bert, pooling=model.pooling, normalization=model.normalization
+        )
+        return System(plain)
 
     def index_only(self) -> None:
         """A collection without queries: the pretrained model and its index, ready to ask."""
-        assert self._untrained is not None
-        self.untrained(UNTRAINED, self._untrained, splits=())
+        self.untrained(UNTRAINED, self._as_pretrained(), splits=())
         self._leave(UNTRAINED, self._folders[UNTRAINED])
 
     def compare(self) -> ResultsTable:
         """All rows, and the choice among them."""
-        splits = [split for split in ("test", DEVELOPMENT, "train") if self._tasks(split)]
+        splits = [split for split in ("test", DEVELOPMENT, "train") if self.tasks_with(split)]
         self.bm25(splits)
-        if self._untrained is not None:
-            self.untrained(UNTRAINED, self._untrained, splits)
-        rounds = 0 if self._chosen is None else self._chosen.rounds
+        if self.pretrained is not None:
+            self.untrained(UNTRAINED, self._as_pretrained(), splits)
+        rounds = 0 if self.chosen is None else self.chosen.rounds
         for number in range(1, rounds + 1):
-            for name, system in self._systems.items():
+            for name, system in self.systems.items():
                 self.round(name, system, number, is_last=number == rounds)
         choice = self._choice()
         by = f"{choice.queries} queries" if choice.queries else "default"
@@ -87,8 +104,9 @@ class ComparedRows(Comparison):
         self._finish(choice)
         return table
 
-    def _tasks(self, split: str) -> list[str]:
-        return [task for task, there in self._splits.items() if split in there]
+    def tasks_with(self, split: str) -> list[str]:
+        """The tasks that have a split."""
+        return [task for task, there in self.splits.items() if split in there]
 
     @property
     def _baseline(self) -> str:
@@ -99,15 +117,15 @@ class ComparedRows(Comparison):
         """What is recommended: cross-validated, by the validation queries, or by default."""
         setting, bm25 = self.setting, self.root / "bm25" / "runs"
         dense = {name: [self.root / folder / "runs"] for name, folder in self._folders.items()}
-        split, sparse = DEVELOPMENT if self._tasks(DEVELOPMENT) else "test", [bm25]
-        if self._chosen is not None and self._chosen.folds:
-            folds = [self._fold(number, self._chosen) for number in range(self._chosen.folds)]
+        split, sparse = DEVELOPMENT if self.tasks_with(DEVELOPMENT) else "test", [bm25]
+        if self.chosen is not None and self.chosen.folds:
+            folds = [self._fold(number, self.chosen) for number in range(self.chosen.folds)]
             split, sparse = "train", [fold / "bm25" for fold in folds]
             dense = {name: [fold / file_name(name) for fold in folds] for name in dense}
         chosen = self.stages.run(
             "choose",
             choose,
-            tasks=self._tasks(split),
+            tasks=self.tasks_with(split),
             split=split,
             dense_dirs=dense,
             sparse_dirs=sparse,
@@ -116,18 +134,18 @@ class ComparedRows(Comparison):
             measure=setting.hybrid_measure,
             config=setting.hybrid,
             evaluation=setting.evaluation,
-            **self._data,
+            **self.data,
         )
         return Choice(**chosen)
 
     def _fold(self, number: int, chosen: Plan) -> pathlib.Path:
         """Trains each system without a fold's queries, and ranks these with it."""
         setting, root = self.setting, self.root / "folds" / str(number)
-        names = ["bm25", *([] if self._untrained is None else [file_name(UNTRAINED)])]
+        names = ["bm25", *([] if self.pretrained is None else [file_name(UNTRAINED)])]
         emptied = self.stages.run(
             f"fold-{number}",
             hold_out,
-            tasks=self._tasks("train"),
+            tasks=self.tasks_with("train"),
             runs_dirs={name: self.root / name / "runs" for name in names},
             embeddings_dirs={name: self.root / name / "embeddings" for name in names[1:]},
             negatives_dir=self.root / "bm25" / "negatives",
@@ -135,16 +153,16 @@ class ComparedRows(Comparison):
             fold=number,
             folds=chosen.folds,
             own_passage_tasks=list(setting.own_passage_tasks),
-            **self._data,
+            **self.data,
         )
         steps = max(1, chosen.steps * (chosen.folds - 1) // chosen.folds)
         loop = dataclasses.replace(setting.training.loop, train_steps=steps)
-        for name, system in self._systems.items():
+        for name, system in self.systems.items():
             label = file_name(name)
             model_dir = root / "models" / label
             tasks = system.tasks or setting.tasks
             if emptied:
-                tasks = [task for task in tasks or self._tasks("train") if task not in emptied]
+                tasks = [task for task in tasks or self.tasks_with("train") if task not in emptied]
             self.train(
                 f"fold-{number}-{label}",
                 system.model,
@@ -165,7 +183,7 @@ class ComparedRows(Comparison):
                 states_dir=setting.training.states_dir,
                 states_dtype=setting.training.states_dtype,
                 own_passage_tasks=list(setting.own_passage_tasks),
-                **self._data,
+                **self.data,
             )
         return root
 
@@ -173,8 +191,8 @@ class ComparedRows(Comparison):
         """Says what is recommended and why, answers test queries with it, and exports it."""
         name, dense = choice.row, choice.row.removesuffix(" + BM25")
         is_hybrid, system = name != dense, dense
-        if dense != UNTRAINED and self._chosen is not None:
-            system = row_name(dense, self._chosen.rounds)
+        if dense != UNTRAINED and self.chosen is not None:
+            system = row_name(dense, self.chosen.rounds)
         row = name if is_hybrid else system
         print(f"\nRecommended: {row}")
         if name in choice.gains:
@@ -197,7 +215,7 @@ class ComparedRows(Comparison):
         }
         recommended = {"row": row, "alpha": alpha, "queries": choice.queries, "gains": gains}
         write_json(self.root / "recommended.json", recommended)
-        queries = QuerySet.open(**self._data, task=self._tasks("test")[0], split="test")
+        queries = QuerySet.open(**self.data, task=self.tasks_with("test")[0], split="test")
         lines = sorted({0, len(queries) // 3, 2 * len(queries) // 3})
         print(f"\nTest queries, answered by {row}:")
         asked = [queries[line].text for line in lines]
@@ -208,15 +226,15 @@ class ComparedRows(Comparison):
     ) -> None:
         """Leaves retriever.json, prints what it finds, and exports the model of a dense row."""
         model_dir, index_dir = (str(self.root / folder / name) for name in ("model", "index"))
-        parts = RetrieverParts(
-            model_dir, index_dir, self._data["data_dir"], self._data["collection"]
-        )
+        parts = RetrieverParts(model_dir, index_dir, self.setting.data_dir, self.collection)
         if alpha is not None:
             bm25_dir = str(self.root / "bm25" / "index")
             parts = dataclasses.replace(parts, bm25_dir=bm25_dir, alpha=alpha)
-        answer(questions, self.root, parts, task=next(iter(self._splits), None))
-        if self._whole is not None:
-            parts = self._index_whole(parts, self._whole)
+        write_parts(self.root, parts)
+        if questions:
+            ask(questions=questions, task=next(iter(self.splits)), directory=str(self.root))
+        if self.whole is not None:
+            parts = self._index_whole(parts, self.whole)
         self.stages.run(
             "export",
             export_model,

@@ -99,8 +99,13 @@ def hold_out(
     for (name, task), run in runs.items():
         k = run.rows.shape[1]
         if name in embeddings_dirs:
+            passages = Embeddings(embeddings_dirs[name])
+            encoded = QueryEmbeddings.of_split(
+                embeddings_dirs[name], task, "train", fingerprints=passages.fingerprints
+            )
+            queries = encoded.take(_lines(encoded.query_ids, run.query_ids)).astype(np.float32)
             count = k + (task in own_passage_tasks)
-            result = _ranked_by_embeddings(embeddings_dirs[name], task, run.query_ids, pool, count)
+            result = _best(queries, passages.take(pool).astype(np.float32), pool, count)
         else:
             is_in_pool = np.isin(run.rows, pool)
             rows = np.where(is_in_pool, run.rows, NO_ROW)
@@ -110,20 +115,6 @@ def hold_out(
         write_trec_run(run_path(root / name, task, "train"), cut, ids=store.ids, tag=name)
     write_json(root / _FOLD, {"queries": ranked, "pool": pool.tolist()})
     return emptied
-
-
-def _ranked_by_embeddings(
-    directory: str,
-    task: str,
-    query_ids: Sequence[str],
-    pool: Int64[np.ndarray, " passages"],
-    k: int,
-) -> SearchResult:
-    """The best k of the pool for some training queries."""
-    passages = Embeddings(directory)
-    encoded = QueryEmbeddings.of_split(directory, task, "train", fingerprints=passages.fingerprints)
-    queries = encoded.take(_lines(encoded.query_ids, query_ids)).astype(np.float32)
-    return _best(queries, passages.take(pool).astype(np.float32), pool, k)
 
 
 def _best(
@@ -274,9 +265,7 @@ def choose(
                 if (lists := _lists(dense, sparse, queries, store))
             ]
             dense, sparse = map(_joined, zip(*parts, strict=True))
-            sets[task] = development_set(
-                dense, sparse, queries, store, measure=measure, evaluation=evaluation
-            )
+            sets[task] = development_set(dense, sparse, queries, store, measure, evaluation)
         settled = fusion.settle(config, [(each.dense, each.sparse) for each in sets.values()])
         default = fusion.default_alpha(settled)
         if split == "test":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import pathlib
 import types
 from collections.abc import Mapping, Sequence
@@ -170,8 +171,6 @@ class RetrievalStages:
         setting: what all stages share.
         root: the directory.
         stages: those that are finished there.
-        store: the token store.
-        common: arguments of all commands that read the collection.
         rows: names of the table's rows, in the order in which they were evaluated.
     """
 
@@ -179,17 +178,22 @@ class RetrievalStages:
         self.setting, self.root = setting, pathlib.Path(setting.output_dir)
         self.stages = Stages(setting.output_dir)
         self.rows: list[str] = []
-        self.store = TokenStore.open(setting.token_store)
-        self.common: dict[str, object] = {
-            "data_dir": setting.data_dir,
-            "collection": self.store.metadata.collection,
-            "tasks": setting.tasks,
-        }
-        self._searched: dict[str, object] = {
-            **self.common,
-            "k": setting.k,
-            "own_passage_tasks": list(setting.own_passage_tasks),
-        }
+
+    @functools.cached_property
+    def store(self) -> TokenStore:
+        """The token store."""
+        return TokenStore.open(self.setting.token_store)
+
+    @property
+    def common(self) -> dict[str, object]:
+        """Arguments of all commands that read the collection."""
+        setting, collection = self.setting, self.store.metadata.collection
+        return {"data_dir": setting.data_dir, "collection": collection, "tasks": setting.tasks}
+
+    @property
+    def _searched(self) -> dict[str, object]:
+        own_passage_tasks = list(self.setting.own_passage_tasks)
+        return {**self.common, "k": self.setting.k, "own_passage_tasks": own_passage_tasks}
 
     def bm25(self, splits: Sequence[str]) -> None:
         """BM25's runs, negatives of training queries, and row."""

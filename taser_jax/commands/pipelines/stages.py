@@ -249,7 +249,7 @@ def stage_inputs(
     return inputs
 
 
-def _settings(value: object, *names: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+def _settings(value: object, *names: str) -> Iterator[tuple[Sequence[str], object]]:
     """(names of a parameter, its fields and keys, JSON value) of each input in a value."""
     parts = parts_of(value)
     if parts is None:

@@ -139,7 +139,7 @@ class Comparison(RetrievalStages):
         sources = [file_name(each) for each in self._first_negatives]
         if number > 1:
             mined = f"{file_name(name)}-{number - 1}"
-            sources = ["bm25", mined] if self._keeps_first else [mined]
+            sources = [*sources, mined] if self._keeps_first else [mined]
         trained = self.train(
             label,
             system.model,
@@ -203,22 +203,6 @@ def print_table(setting: Setting, rows: Sequence[str], *, by_task: str) -> Resul
     path = pathlib.Path(setting.output_dir) / "table.md"
     logger.info("table: %s (and .csv, .png)", path)
     return table
-
-
-def answer(
-    questions: Sequence[str], root: pathlib.Path, parts: RetrieverParts, *, task: str | None = None
-) -> None:
-    """Leaves a retriever.json for `Retriever.load`, and prints what it finds.
-
-    Args:
-        questions: questions as typed.
-        root: where retriever.json goes.
-        parts: a row's model and index, the collection, and BM25's index of a hybrid row.
-        task: task whose prompt and length are used; None where tasks do not differ.
-    """
-    write_parts(root, parts)
-    if questions:
-        ask(questions=questions, task=task, directory=str(root))
 
 
 def check_depth(setting: Setting) -> None:
@@ -320,7 +304,9 @@ def quickstart(
     best = max(dense, key=lambda row: table.mean(row, table.measures[-1]) or 0.0).system
     model_dir, index_dir = (str(root / folders[best] / name) for name in ("model", "index"))
     print(f"\nThree questions, answered by {best}:")
-    answer(questions, root, RetrieverParts(model_dir, index_dir, setting.data_dir, PYDOCS))
+    write_parts(root, RetrieverParts(model_dir, index_dir, setting.data_dir, PYDOCS))
+    if questions:
+        ask(questions=questions, directory=str(root))
     print(f"\nAll of it is under {root}: table.md, table.csv, table.png, runs, models, stages.")
     print(f"In Python: taser_jax.Retriever.load({str(root)!r}).search(['your question'])")
     return table

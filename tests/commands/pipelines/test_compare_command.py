@@ -1,5 +1,6 @@
 """`taser compare` on small BEIR folders: run again, without training queries, and by a budget."""
 
+import functools
 import json
 import math
 import pathlib
@@ -211,6 +212,8 @@ def test_bad_arguments(tmp_path, capsys):
     folder, other = _beir(tmp_path / "hills", 1), _beir(tmp_path / "moors", 1)
     assert "taser compare DIRECTORY" in refused(capsys, "compare")
     assert "dpr, shared, taser" in told(folder, "--systems=bert")
+    misspelt = "--gin.TASK_FEATURE_LENGTHS={'querry': 40}"
+    assert "no length of querry" in told(folder, misspelt)
     assert "the same name" in told(folder, folder)
     assert "there are queries of hills" in told(folder, "--queries=make")
     notes = write_all(tmp_path / "notes", {"a.txt": "A river.", "b.txt": "A sea."})
@@ -238,6 +241,7 @@ def test_a_text_that_two_tasks_ask_is_one_query_of_the_folds(monkeypatch):
         lambda task, split: [Query(text, text, task) for text in texts[task]],
     )
     run = mock.Mock(splits=splits, data={})
+    run.tasks_with = functools.partial(compare._Run.tasks_with, run)
     assert compare._Run._distinct_queries(run, "train") == 2
 
 
@@ -284,7 +288,7 @@ def test_every_argument_of_every_stage_counts(
         patched.setattr(TokenStore, "open", lambda _: tokens)
         patched.setattr(compared_rows.QuerySet, "open", lambda *_, **__: queries)
         patched.setattr(compared_rows, "print_table", lambda *_, **__: None)
-        patched.setattr(compared_rows, "answer", lambda *_, **__: None)
+        patched.setattr(compared_rows, "ask", lambda *_, **__: None)
         row = "TASER + BM25" if pretrained else "TASER"
         calls = without_work(patched, _OUTPUTS | {"choose": {**_OUTPUTS["choose"], "row": row}})
         succeed("compare", folder, f"--out={output}", f"--gin_file={settings}", *flags)

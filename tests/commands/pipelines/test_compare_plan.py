@@ -28,7 +28,7 @@ from taser_jax.commands.pipelines.compare_plan import (
 from taser_jax.retrieval.fusion import DEFAULT_SHARE, SHARES, HybridConfig, default_alpha
 
 COSTS = Costs(
-    step_seconds=1.0, start_seconds=30.0, encode_seconds=120.0, blocks=6, systems=1, untrained=True
+    step_seconds=1.0, start_seconds=30.0, encode_seconds=120.0, blocks=6, systems=1, pretrained=True
 )
 WANTED = Plan(batch_size=32, steps=200, learning_rate=5e-5, frozen_blocks=0, rounds=2, folds=0)
 
@@ -94,7 +94,7 @@ def test_many_validation_queries_and_random_weights_need_no_folds():
 
 
 def test_without_a_budget_the_time_is_the_sum_of_the_parts():
-    planned = plan(COSTS, WANTED, minutes=None, pretrained=True)
+    planned = plan(COSTS, WANTED, minutes=None)
     # Two trainings, the second of which compiles nothing; three encodings, one of them of the
     # untrained model; one minute for the rest.
     assert planned.seconds == 60 + 1.5 * 30 + 2 * 200 + 3 * 120
@@ -104,15 +104,15 @@ def test_without_a_budget_the_time_is_the_sum_of_the_parts():
 def test_folds_train_and_encode_their_pools_and_time_counts_from_the_start():
     costs = dataclasses.replace(COSTS, spent_seconds=50.0, pool_share=0.25)
     with_folds = dataclasses.replace(WANTED, folds=5)
-    planned = plan(costs, with_folds, minutes=None, pretrained=True)
+    planned = plan(costs, with_folds, minutes=None)
     # Seven trainings, five of them for four fifths of the steps, start in the time of four; three
     # encodings, and five of a quarter of the passages.
     assert planned.seconds == 50 + 60 + 4 * 30 + (2 + 4) * 200 + (3 + 5 / 4) * 120
     # 30 minutes: 50 + 60 + 4 * 30 + 4.25 * 120 s are fixed, a step of all trainings takes 6 s.
-    assert plan(costs, with_folds, minutes=30 / 0.9, pretrained=True).steps == (1800 - 740) // 6
+    assert plan(costs, with_folds, minutes=30 / 0.9).steps == (1800 - 740) // 6
     # Chunks are encoded once more: four passes of three. Validations read a tenth of the passages.
     costs = dataclasses.replace(costs, chunks=lambda each: 2, validation_share=0.1)
-    planned = plan(costs, with_folds, minutes=None, pretrained=True)
+    planned = plan(costs, with_folds, minutes=None)
     encodings = 3 + 5 / 4 + 7 / 10
     assert planned.seconds == pytest.approx(50 + 60 + 4 * 30 + 6 * 200 * 4 / 3 + encodings * 120)
 
@@ -143,7 +143,7 @@ def test_a_budget_costs_steps_then_blocks_then_a_round_then_tokens(
     minutes, steps, frozen, rounds, tokens, seconds
 ):
     costs = dataclasses.replace(COSTS, shorter={128: 0.5, 64: 0.25})
-    planned = plan(costs, WANTED, minutes=minutes / 0.9, pretrained=True)
+    planned = plan(costs, WANTED, minutes=minutes / 0.9)
     assert planned.seconds == pytest.approx(seconds)
     assert plain(planned) == plain(Plan(32, steps, 5e-5, frozen, rounds, 0, passage_tokens=tokens))
 
@@ -158,17 +158,17 @@ def test_passages_are_cut_to_quarters_of_their_length_and_cost_their_batches_tok
 
 def test_what_is_set_stays_as_it_is():
     # Not even the shortest plan fits: 20 steps of the last block, in one round.
-    shortest = plan(COSTS, WANTED, minutes=2, pretrained=True)
+    shortest = plan(COSTS, WANTED, minutes=2)
     assert (shortest.steps, shortest.frozen_blocks, shortest.rounds) == (20, 5, 1)
     assert shortest.seconds == pytest.approx(230 + 20 / 6)
     for name, value in {"steps": 200, "rounds": 2, "frozen_blocks": 0}.items():
-        chosen = plan(COSTS, WANTED, minutes=2, pretrained=True, fixed=[name])
+        chosen = plan(COSTS, WANTED, minutes=2, fixed=[name])
         assert getattr(chosen, name) == value
         assert chosen.seconds > 120
 
 
 def test_random_weights_are_not_frozen():
-    planned = plan(COSTS, WANTED, minutes=5 / 0.9, pretrained=False)
+    planned = plan(dataclasses.replace(COSTS, pretrained=False), WANTED, minutes=5 / 0.9)
     assert (planned.frozen_blocks, planned.rounds) == (0, 1)
 
 
