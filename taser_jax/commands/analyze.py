@@ -117,9 +117,7 @@ def analyze(
         for name, directory in named.items()
     ]
     losses = {
-        model.model: _task_losses(
-            model.model, list(queries), objective=objective, num_chunks=num_chunks
-        )
+        model.model: _task_losses(model.model, list(queries), objective, num_chunks)
         for model in models
     }
     # Batches that do not fit a model fail before any compute.
@@ -216,7 +214,7 @@ def _steps(directory: epath.Path, requested: Sequence[int] | None) -> tuple[int,
 
 
 def _task_losses(
-    model: DualEncoder, tasks: Sequence[str], *, objective: ObjectiveConfig, num_chunks: int
+    model: DualEncoder, tasks: Sequence[str], objective: ObjectiveConfig, num_chunks: int
 ) -> dict[str, specialty.TaskLoss]:
     """The contrastive loss of each task's batch, without dropout or regulariser."""
     plain = dataclasses.replace(objective, regularizer=None).for_model(

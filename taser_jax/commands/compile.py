@@ -263,14 +263,7 @@ def plan_recipe(
     for topology in [open_topology(name) for name in topologies.split(",")]:
         with storage_errors(output_dir):
             rows = [
-                _compiled_row(
-                    mesh,
-                    topology,
-                    model=model,
-                    training=training,
-                    options=options,
-                    output=epath.Path(output_dir),
-                )
+                _compiled_row(mesh, topology, model, training, options, epath.Path(output_dir))
                 for mesh in _meshes(training.mesh, topology, num_heads=model.transformer.num_heads)
             ]
         rows.sort(key=lambda row: (not row.fits, _judged_seconds(row, training.mesh)))
@@ -315,7 +308,6 @@ def _judged_seconds(row: PlanRow, own: MeshConfig) -> float:
 def _compiled_row(
     mesh: MeshConfig,
     topology: Topology,
-    *,
     model: ModelConfig,
     training: TrainingConfig,
     options: Mapping[str, Any],

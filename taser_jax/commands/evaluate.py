@@ -19,7 +19,6 @@ from taser_jax.evaluation import kilt, metrics, results
 from taser_jax.evaluation.reports import ResultsTable
 from taser_jax.evaluation.significance import SignificanceConfig, compare_with_baselines
 from taser_jax.retrieval.runs import NO_ROW, Run
-from taser_jax.storage.artifacts import FilePath
 from taser_jax.storage.errors import ConfigError, DataError, check_known
 from taser_jax.storage.progress import logger, phase
 
@@ -140,7 +139,7 @@ def evaluate(
     for task in inputs.tasks_with(store, split=split, tasks=tasks):
         queries = store.queries(task, split)
         run = inputs.read_task_run(runs_dir, queries, store)
-        check_complete(run, where=inputs.run_path(runs_dir, task, split))
+        check_complete(run, where=os.fspath(inputs.run_path(runs_dir, task, split)))
         with phase(f"evaluate {system} on {task} {split}"):
             evaluation = evaluations[task] = judge_run(run, queries, store, config)
         per_query = results.per_query_path(output_dir, system, task, split)
@@ -179,7 +178,7 @@ def evaluate(
     return result
 
 
-def check_complete(run: Run, *, where: FilePath) -> None:
+def check_complete(run: Run, *, where: str) -> None:
     """Tells how many queries have no result and count as zero.
 
     Raises:
@@ -190,7 +189,7 @@ def check_complete(run: Run, *, where: FilePath) -> None:
     if lacking > _MOST_LACKING * len(run.query_ids):
         raise DataError(
             told,
-            where=os.fspath(where),
+            where=where,
             expected=f"results for at least {1 - _MOST_LACKING:.0%} of them",
             fix="search this split again, or give the runs of this collection's queries",
         )

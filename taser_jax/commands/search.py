@@ -267,6 +267,7 @@ def hybrid(
         dense = inputs.read_task_run(dense_dir, queries, store)
         return dense, inputs.read_task_run(sparse_dir, queries, store)
 
+    runs = {task: both(store.queries(task, split)) for task in names}
     if alpha is None:
         development = inputs.tasks_with(
             store,
@@ -276,16 +277,13 @@ def hybrid(
             fix="set hybrid.alpha=1.0, say, or run `taser prepare` with VALIDATION_SHARE=0.1",
         )
         sets = {
-            task: development_set(
-                *both(queries), queries, store, measure=measure, evaluation=evaluation
-            )
+            task: development_set(*both(queries), queries, store, measure, evaluation)
             for task in development
             for queries in [store.queries(task, development_split)]
         }
         config = _settled(config, [(runs.dense, runs.sparse) for runs in sets.values()])
         alphas = _choose(sets, names, measure=measure, k=k, config=config)
-    runs = {task: both(store.queries(task, split)) for task in names}
-    if alpha is not None:
+    else:
         config = _settled(config, list(runs.values()))
         alphas = dict.fromkeys(names, alpha)
     for task, (dense, sparse) in runs.items():
@@ -299,7 +297,6 @@ def development_set(
     sparse: Run,
     queries: QuerySet,
     store: PassageStore,
-    *,
     measure: str,
     evaluation: EvaluationConfig,
 ) -> fusion.DevelopmentSet:

@@ -137,13 +137,7 @@ def train(
         checkpoints = Checkpoints(model_dir, training.checkpoints)
         # Orbax's threads end here, also those of a run that is refused.
         with contextlib.closing(checkpoints):
-            result = _run(
-                job,
-                epath.Path(model_dir),
-                checkpoints=checkpoints,
-                config_text=config_text,
-                initial_checkpoint=initial_checkpoint,
-            )
+            result = _run(job, epath.Path(model_dir), checkpoints, config_text, initial_checkpoint)
         if is_remote(model_dir):
             # The launchers read it: a TPU whose results are elsewhere may be deleted.
             logger.info("the model is in %s", model_dir)
@@ -167,7 +161,6 @@ def _trace(job: TrainingJob) -> None:
 def _run(
     job: TrainingJob,
     model_dir: epath.Path,
-    *,
     checkpoints: Checkpoints,
     config_text: str,
     initial_checkpoint: str | None,
@@ -210,9 +203,7 @@ def _run(
             cost=step_cost(program),
             validate=_validator(job, store, texts),
             writers=make_writers(
-                model_dir,
-                resume_step=resume_step,
-                is_first_process=hosts.is_first(),
+                model_dir, resume_step=resume_step, is_first_process=hosts.is_first()
             ),
         )
 

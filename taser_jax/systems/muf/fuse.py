@@ -254,12 +254,7 @@ def _choose_alpha(
     sparse = read_task_run(bm25.runs_dir, queries, store)
     with phase(f"choose alpha for {queries.task}"):
         development = development_set(
-            developed.run,
-            sparse,
-            queries,
-            store,
-            measure=bm25.measure,
-            evaluation=evaluation,
+            developed.run, sparse, queries, store, bm25.measure, evaluation
         )
         settled = fusion.settle(bm25.config, [(developed.run, sparse)])
         alpha = fusion.choose_alpha([development], k=k, config=settled).alpha
