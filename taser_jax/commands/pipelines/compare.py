@@ -111,8 +111,8 @@ def compare(
         raise ConfigError(f"queries {queries!r}", where="--queries", fix="write --queries=make")
     names = systems.split(",") if isinstance(systems, str) else list(systems)
     check_known(names, candidates, where="compare.systems", what="system")
-    sides = ("query", "passage")
-    check_known(feature_lengths or (), sides, where="TASK_FEATURE_LENGTHS", what="length of")
+    both = ("query", "passage")
+    check_known(feature_lengths or (), both, where="TASK_FEATURE_LENGTHS", what="length of")
     # A folder's name may be completed with a slash when the command is run again.
     directories = [str(pathlib.Path(collections_by_name.as_folder(name))) for name in directories]
     fixed = {

@@ -103,9 +103,9 @@ def hold_out(
             encoded = QueryEmbeddings.of_split(
                 embeddings_dirs[name], task, "train", fingerprints=passages.fingerprints
             )
-            queries = encoded.take(_lines(encoded.query_ids, run.query_ids)).astype(np.float32)
+            ranking = encoded.take(_lines(encoded.query_ids, run.query_ids)).astype(np.float32)
             count = k + (task in own_passage_tasks)
-            result = _best(queries, passages.take(pool).astype(np.float32), pool, count)
+            result = _best(ranking, passages.take(pool).astype(np.float32), pool, count)
         else:
             is_in_pool = np.isin(run.rows, pool)
             rows = np.where(is_in_pool, run.rows, NO_ROW)
