@@ -25,13 +25,7 @@ from taser_jax.data.collections.store import PassageStore
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.devices.hosts import writes
 from taser_jax.evaluation.results import read_results
-from taser_jax.interop.export_source import (
-    CARD,
-    ExportSource,
-    check_exported,
-    metadata,
-    write_card,
-)
+from taser_jax.interop.export_source import CARD, ExportSource, check_exported, metadata, write_card
 from taser_jax.interop.hub import EXPORT_FILE, first_line
 from taser_jax.models.dual_encoder import ModelConfig
 from taser_jax.retrieval import embedding_files

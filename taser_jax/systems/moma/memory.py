@@ -15,11 +15,7 @@ from collections.abc import Mapping
 import numpy as np
 from jaxtyping import Float32, Int, UInt64
 
-from taser_jax.assembly.model_directory import (
-    LoadedModel,
-    check_vocabulary,
-    load_model,
-)
+from taser_jax.assembly.model_directory import LoadedModel, check_vocabulary, load_model
 from taser_jax.data.token_store.arrays import TokenArray
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.hosts import first_host_only, writes

@@ -16,12 +16,7 @@ from jaxtyping import Float
 
 from taser_jax.commands.ask import Answer
 from taser_jax.commands.evaluate import EvaluationConfig
-from taser_jax.commands.inputs import (
-    check_own_passages,
-    read_task_run,
-    run_path,
-    tasks_with,
-)
+from taser_jax.commands.inputs import check_own_passages, read_task_run, run_path, tasks_with
 from taser_jax.commands.search import development_set
 from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.devices.hosts import first_host_only, writes
@@ -34,12 +29,7 @@ from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger, phase
 from taser_jax.storage.typed_files import read_typed, to_plain
 from taser_jax.systems.muf.oracle import BayesianConfig, oracle_weights
-from taser_jax.systems.muf.specialists import (
-    VALIDATION,
-    Specialist,
-    Weighing,
-    open_specialists,
-)
+from taser_jax.systems.muf.specialists import VALIDATION, Specialist, Weighing, open_specialists
 
 FUSION_FILE = "fusion.json"
 
