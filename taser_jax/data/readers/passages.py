@@ -37,7 +37,8 @@ WORD = regex.compile(rf"(?:[{UNSPACED}]\p{{M}}*|[^ {UNSPACED}]+)\p{{P}}* ?")
 # Rows of a table without a header in which titles and texts are compared.
 _COMPARED = 100
 _SECTION = "Section::::"
-_SETTINGS = r"---[ \t]*\r?\n(?:(?:[\w.-]+[ \t]*:|[ \t#-]).*\n|\r?\n)+?---[ \t]*(?:\r?\n|\Z)"
+_SETTINGS = r"(---|\+{3}) *\r?\n(?:(?:[\w.-]+ *[:=]|[ \t#\[-]).*\n|\r?\n)+?\1 *(?:\r?\n|\Z)"
+_TITLE = r"(?m)^title *[:=] *(?:[>|][+-]?\s+)?(['\"]?)(.*?(?:\n[ \t]+\S.*?)*)\1\s*$(?!\n[ \t])"
 _IDS = (Role.ID, Role.PASSAGE_ID)
 _FIX_PAGE = "write {wikipedia_id, wikipedia_title, text: [paragraph, ...]}"
 
@@ -147,9 +148,8 @@ def read_passages(
 def _located(path: FilePath, words: int) -> Iterator[LocatedPassage]:
     name = os.fspath(path).lower().removesuffix(".gz")
     if os.path.isdir(path):
-        yield from _of_texts(
-            texts_among(visible_files(pathlib.Path(path))), pathlib.Path(path), words
-        )
+        folder = pathlib.Path(path)
+        yield from _of_texts(texts_among(visible_files(folder)), folder, words)
     elif (records := fields.read_records(path)) is not None:
         yield from _of_records(path, records, words)
     elif "".join(first_lines(path)).lstrip().lower().startswith("<doc>"):
@@ -341,7 +341,7 @@ def _title_and_paragraphs(path: pathlib.Path, content: str) -> tuple[str, list[s
         # Of the settings that Jekyll's, Hugo's and Obsidian's pages begin with, the title counts.
         if settings := re.match(_SETTINGS, content):
             content = content[settings.end() :]
-            named = re.search(r"(?m)^title[ \t]*:[ \t]*(['\"]?)(.+?)\1\s*$", settings[0])
+            named = re.search(_TITLE, settings[0])
             title = named[2] if named else ""
         # In code "#" begins a comment.
         code = r"(?ms)^ *(```|~~~)[^`\n]*\n.*?(^ *\1|\Z)"
