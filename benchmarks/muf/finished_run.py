@@ -67,8 +67,9 @@ class FinishedRun:
     @property
     def own(self) -> dict[str, tuple[str, ...]]:
         """Specialist -> tasks that it was trained on."""
+        root = self.fusion_of(MUF)
         return {
-            name: Ensemble.open(f"{folder}/ensemble").tasks
+            name: Ensemble.open(root / folder / "ensemble").tasks
             for name, folder in self._fusion["specialists"].items()
         }
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import os
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -24,12 +25,13 @@ from taser_jax.retrieval import fusion
 from taser_jax.retrieval.passages import Hit
 from taser_jax.retrieval.runs import FUSED_LISTS, QueryArrays, Run, top_k, write_trec_run
 from taser_jax.retriever import Retriever
-from taser_jax.storage.artifacts import file_name, require_equal, split_path, write_json
+from taser_jax.storage.artifacts import file_name, path_from, require_equal, split_path, write_json
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger, phase
 from taser_jax.storage.typed_files import read_typed, to_plain
 from taser_jax.systems.muf.oracle import BayesianConfig, oracle_weights
 from taser_jax.systems.muf.specialists import VALIDATION, Specialist, Weighing, open_specialists
+from taser_jax.training.checkpoints import absolute_path
 
 FUSION_FILE = "fusion.json"
 
@@ -74,7 +76,10 @@ class FusionSummary:
 
 @dataclasses.dataclass(frozen=True)
 class FusionRecord:
-    """The content of fusion.json, from which typed questions are answered."""
+    """The content of fusion.json, from which typed questions are answered.
+
+    Specialists' folders are relative to it, so that a pipeline's folder can be moved.
+    """
 
     data_dir: str
     collection: str
@@ -190,7 +195,9 @@ def fuse(
     temperatures = {name: specialist.temperature for name, specialist in weighed.items()}
     summary = FusionSummary(temperatures, alphas)
     own = tuple(own_passage_tasks)
-    record = FusionRecord(data_dir, collection, specialists, weighing, summary, own, members)
+    folders = {name: path_from(output_dir, folder) for name, folder in specialists.items()}
+    place = os.fspath(absolute_path(data_dir))
+    record = FusionRecord(place, collection, folders, weighing, summary, own, members)
     write_json(pathlib.Path(output_dir) / FUSION_FILE, to_plain(record))
     return summary
 
@@ -317,7 +324,7 @@ def ask_fused(
     store = PassageStore.open(record.data_dir, record.collection)
     weighing = record.weighing
     opened = open_specialists(
-        record.specialists,
+        {name: str(path.parent / folder) for name, folder in record.specialists.items()},
         path.parent / "specialists",
         store=store,
         weighing=weighing,

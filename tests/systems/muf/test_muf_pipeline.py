@@ -219,6 +219,16 @@ def test_typed_questions_are_answered_by_all_with_how_sure_each_is(finished, cap
     assert printed.count("  1. ") == printed.count("  2. ") == 2
 
 
+def test_a_moved_run_answers_with_its_own_specialists(finished, tmp_path, monkeypatch, capsys):
+    moved = shutil.copytree(finished, tmp_path / "moved")
+    monkeypatch.chdir(tmp_path)
+    [fusion] = moved.glob("fusions/muf-??????")
+    asked = gin(FUSION_DIR=fusion.relative_to(tmp_path), QUESTIONS=["mean of numbers"])
+    succeed("ask", *asked)
+    shutil.rmtree(moved / "summary" / "model")
+    assert "specialist 'Summary' has no model" in refused(capsys, "ask", *asked)
+
+
 def test_asking_needs_a_model_or_a_fusion(capsys, tmp_path):
     assert "or FUSION_DIR" in refused(capsys, "ask", *gin(QUESTIONS=["a"]))
     message = refused(capsys, "ask", *gin(QUESTIONS=["a"], FUSION_DIR=tmp_path))
