@@ -90,7 +90,8 @@ def detect(directory: str | os.PathLike[str], name: str = "") -> Detected:
 
     A folder without a file of passages takes those that its questions quote (positives, or else
     answers), or its .txt, .md and .html files. Without questions it is a collection to be searched.
-    Of a Hugging Face dataset, cloned or written by `save_to_disk`, Parquet or Arrow files count.
+    Of a Hugging Face dataset, cloned or written by `save_to_disk`, Parquet or Arrow files count, or
+    any tables in `data` if there is no other text than its card.
 
     Args:
         directory: a local folder.
@@ -111,7 +112,11 @@ def detect(directory: str | os.PathLike[str], name: str = "") -> Detected:
     if any(beirs) and (folder / "qrels").is_dir():
         return _of_beir(folder, name, *beirs)
     files: dict[_Role, list[str]] = {role: [] for role in _Role}
-    for path in _files(folder):
+    visible = visible_files(folder)
+    texts = texts_among(visible)
+    # Beside tables they are about these.
+    has_texts = not all(re.match("(?i)readme|licen[cs]e", text.name) for text in texts)
+    for path in _files(folder, "*.parquet" if has_texts else "[!.]*"):
         if (found := _role(path)) is not None:
             files[found].append(str(path))
     qrels = {_name_of(file): file for file in files[_Role.QRELS]}
@@ -138,10 +143,10 @@ def detect(directory: str | os.PathLike[str], name: str = "") -> Detected:
         for file in files[role]:
             if file not in used:
                 logger.warning("%s is left out: no %s have its task and split", file, other)
-    passages, visible = files[_Role.PASSAGES], visible_files(folder)
-    texts = texts_among(visible)
+    passages = files[_Role.PASSAGES]
     if not passages and not judged:
-        passages = files[_Role.PAIRS] or ([str(folder)] if texts else [])
+        is_of_texts = has_texts or (texts and not files[_Role.OTHER])
+        passages = files[_Role.PAIRS] or ([str(folder)] if is_of_texts else [])
     if not passages or len(files[_Role.PASSAGES]) > 1:
         described = [
             f"{pathlib.Path(file).name}: {role.value}"
@@ -234,15 +239,15 @@ def given_passages(source: PassageSource) -> Iterator[Passage]:
         logger.warning("%s: %d %s are left out", where, count, kind)
 
 
-def _files(folder: pathlib.Path) -> list[pathlib.Path]:
-    """The files of a folder, and the tables of a Hugging Face dataset."""
+def _files(folder: pathlib.Path, tables: str) -> list[pathlib.Path]:
+    """The files of a folder, and the tables of a Hugging Face dataset, by their names' pattern."""
     if any((folder / name).exists() for name in ("dataset_dict.json", "dataset_info.json")):
         # Not cache-*.arrow, which `map` leaves there.
         paths = [*folder.rglob("data*.arrow")]
     else:
         # MTEB's have a folder for each kind.
-        tables = ("data", "corpus", "queries", "qrels")
-        paths = [path for name in tables for path in folder.glob(f"{name}/*.parquet")]
+        kinds = ("data", "corpus", "queries", "qrels")
+        paths = [path for kind in kinds for path in folder.glob(f"{kind}/{tables}")]
         paths += folder.glob("[!.]*")
     # Further shards are read with the first.
     return sorted(set(map(first_shard, paths)))
@@ -371,5 +376,6 @@ def _unknown(folder: pathlib.Path, described: Sequence[str]) -> ConfigError:
         expected="one file of passages (a table or JSON lines with id, title and text), or of "
         "question and answer, or .txt, .md and .html files; queries beside judgements as in "
         "faq.train.queries.tsv and faq.train.qrels.tsv",
-        fix="rename files or columns, or give the files as PASSAGES and QUERIES (runs/prepare.gin)",
+        fix="rename files or columns; or save them as CSV or .txt; or give them as PASSAGES and "
+        "QUERIES (runs/prepare.gin)",
     )

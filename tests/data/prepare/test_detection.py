@@ -109,6 +109,8 @@ UNRECOGNISED = {
     | {"nq-dev.json": [DPR]},
     r"no queries\.jsonl with judgements": BARE_BEIR,
     r"queries\.jsonl, but no corpus\.jsonl\n": ASKED_TWICE | {"README.md": "card"},
+    # A card is not what is looked for.
+    r"faq\.csv: no col(.|\n)*rename files or col": {"README.md": "x", "faq.csv": "Frage;Antwort\n"},
     # Which of two is meant, nobody can know.
     r"folder: corpus\.jsonl and corpus\.jsonl\.gz may": {
         name: [{"_id": "a", "text": name}] for name in ("corpus.jsonl", "corpus.jsonl.gz")
@@ -148,6 +150,17 @@ def test_what_is_not_read_is_named(tmp_path, caplog):
     assert "cloned/linked: the passages are those of .txt," in caplog.text
     with pytest.raises(ConfigError, match=r"links\.csv: it is a file"):
         detect(tmp_path / "notes" / "links.csv")
+
+
+@pytest.mark.parametrize("name", ["train.csv", "train.jsonl"])
+def test_tables_of_a_cloned_data_set_are_beside_its_card(tmp_path, name):
+    table = [{"question": "q", "answer": "a"}] if name.endswith("l") else "question,answer\nq,a\n"
+    files = {"README.md": "card", "LICENSE.txt": "", f"data/{name}": table}
+    folder = write_all(tmp_path / "faq", files)
+    assert detect(folder).passages == (str(folder / "data" / name),)
+    # Of a site's pages the tables are another matter.
+    folder = write_all(tmp_path / "faq", {"page.md": "text"})
+    assert detect(folder).passages == (str(folder),)
 
 
 def test_judgements_are_no_text(tmp_path, caplog):
