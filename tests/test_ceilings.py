@@ -34,7 +34,7 @@ ROOMS = {
     "assembly": 1_511,
     "cli": 1_247,
     "commands": 4_353,
-    "data": 5_589,
+    "data": 5_593,
     "devices": 1_046,
     "evaluation": 1_283,
     "interop": 2_661,
@@ -48,7 +48,7 @@ ROOMS = {
     "training": 1_266,
 }
 OTHERS = {
-    "lines of code": 29_201,
+    "lines of code": 29_205,
     "percent of code that imports or raises": 14.0,
     "files": 188,
     "lines of the longest file": 418,
@@ -60,7 +60,7 @@ OTHERS = {
     "Any in annotations": 102,
     "modules that train imports": 75,
     # README.md and docs/*.md, without the pages that are generated.
-    "words of documentation": 34_995,
+    "words of documentation": 34_996,
 }
 CEILINGS = {f"code in {room}": lines for room, lines in ROOMS.items()} | OTHERS
 
