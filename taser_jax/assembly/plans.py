@@ -38,7 +38,7 @@ from taser_jax.optim.optimizers import OptimizerConfig
 from taser_jax.retrieval.embeddings import EmbeddingDtype
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger
-from taser_jax.storage.typed_files import Checked, Seed
+from taser_jax.storage.typed_files import Checked, Positive, Seed
 from taser_jax.training.batch_loss import check_chunks
 from taser_jax.training.checkpoints import CheckpointConfig
 from taser_jax.training.loop import LoopConfig
@@ -89,7 +89,7 @@ class TrainingConfig(Checked):
     checkpoints: CheckpointConfig = CheckpointConfig()
     validation: ValidationConfig | None = None
     mesh: MeshConfig = MeshConfig()
-    num_chunks: int = 1
+    num_chunks: Positive = 1
     length_buckets: tuple[int, ...] = ()
     train_from_block: int = 0
     states_dir: str | None = None

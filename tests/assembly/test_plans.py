@@ -81,3 +81,9 @@ def test_what_a_batch_of_every_task_does_not_read_is_named(store, caplog):
         with caplog.at_level("WARNING", logger="taser"):
             make_plan(training, texts, partitioner=Partitioner(make_mesh(training.mesh)))
     assert "BatchingConfig's num_negatives, false_negatives change nothing" in caplog.text
+
+
+@pytest.mark.parametrize("num_chunks", [0, -2])
+def test_fewer_than_one_chunk_is_refused(num_chunks):
+    with pytest.raises(ConfigError, match=rf"num_chunks is {num_chunks}(?s:.*)1 or more"):
+        dataclasses.replace(TRAINING, multitask=EVERY_TASK, num_chunks=num_chunks)
