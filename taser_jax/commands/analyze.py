@@ -287,7 +287,7 @@ def _commitments(
             samples,
             beta=beta,
             temperature=temperature,
-            corrected=settings.get(_BIAS_CORRECTION) == BiasCorrection.ADAM.value,
+            correction=BiasCorrection(settings.get(_BIAS_CORRECTION) or "none"),
         )
 
 

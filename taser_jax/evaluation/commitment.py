@@ -23,6 +23,7 @@ from jaxtyping import Array, Bool, Float, Int, Int16, PyTree
 
 from taser_jax.evaluation import specialty
 from taser_jax.optim.median import MedianOver
+from taser_jax.optim.tsage import BiasCorrection
 
 Averages = Mapping[str, PyTree]
 """Task -> moving averages of normalised sensitivities, in the order of the task axis, which
@@ -72,7 +73,7 @@ def commitments(
     *,
     beta: float,
     temperature: float,
-    corrected: bool = False,
+    correction: BiasCorrection = BiasCorrection.NONE,
 ) -> list[Commitment]:
     """Commitment from each checkpoint to the next, by T-SAGE's moving averages of I_t.
 
@@ -84,16 +85,16 @@ def commitments(
         samples: step -> sensitivities of single batches, for the noise.
         beta: share of the old average that T-SAGE kept in each step.
         temperature: τ of the softmax over tasks.
-        corrected: whether T-SAGE divided averages by 1 − β^k, after k steps, before the softmax.
+        correction: of averages, before T-SAGE's softmax.
     """
     simulate = functools.partial(
-        noise_commitment, beta=beta, temperature=temperature, corrected=corrected
+        noise_commitment, beta=beta, temperature=temperature, correction=correction
     )
     rows: list[Commitment] = []
     earlier: tuple[int, list[Marks]] | None = None
     for step, current in averages:
         by_leaf = zip(*map(jax.tree.leaves, current.values()), strict=True)
-        divisor = 1 - beta**step if corrected else 1.0
+        divisor = correction.divisor(beta, step)
         marks = [_mark(leaf, temperature, divisor) for leaf in by_leaf]
         if earlier is not None:
             earlier_step, earlier_marks = earlier
@@ -159,7 +160,7 @@ def noise_commitment(
     beta: float,
     temperature: float,
     steps: tuple[int, int],
-    corrected: bool = False,
+    correction: BiasCorrection = BiasCorrection.NONE,
 ) -> Commitment:
     """Commitment of the sampled parameters if none preferred a task.
 
@@ -176,15 +177,14 @@ def noise_commitment(
         beta: share of the old average that is kept.
         temperature: τ of the softmax over tasks.
         steps: the earlier and the later checkpoint's.
-        corrected: whether averages are divided by 1 − β^k.
+        correction: of averages.
     """
     pool = jnp.asarray(sample, jnp.float32)
     average = jnp.zeros(pool.shape[1:], jnp.float32)
     marks = []
     for start, stop in zip((0, steps[0]), steps, strict=True):
         average = _add_noise(pool, average, beta, start, stop)
-        divisor = 1 - beta**stop if corrected else 1.0
-        marks.append(_mark(tuple(average), temperature, divisor))
+        marks.append(_mark(tuple(average), temperature, correction.divisor(beta, stop)))
     return Commitment(*steps, *map(int, _compare(*marks)))
 
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Array, ArrayLike, Bool, Float, Int, PyTree
 
 from taser_jax.optim.median import MedianOver, lower_median
 from taser_jax.optim.task_gradients import (
@@ -62,6 +62,10 @@ class BiasCorrection(enum.Enum):
 
     NONE = "none"
     ADAM = "adam"
+
+    def divisor(self, beta: ArrayLike, steps: ArrayLike) -> ArrayLike:
+        """What the average is divided by after a number of steps."""
+        return 1.0 - beta**steps if self is BiasCorrection.ADAM else 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -295,9 +299,7 @@ def _weighing(
     in_burn_in: Bool[Array, ""],
 ) -> _Weighing:
     """The weighing of step number `step`, counted from 0."""
-    correction = jnp.float32(1)
-    if config.bias_correction is BiasCorrection.ADAM:
-        correction = 1.0 / (1.0 - jnp.power(jnp.float32(config.beta), step + 1))
+    correction = 1.0 / config.bias_correction.divisor(jnp.float32(config.beta), step + 1)
     scale = 1.0 / len(median) if config.step_scale is StepScale.RELEASED else 1.0
     return _Weighing(
         inverse_median=1.0 / (median + _MEDIAN_EPSILON),

@@ -16,6 +16,7 @@ from taser_jax.evaluation.commitment import (
 )
 from taser_jax.evaluation.specialty import ACTIVATED, SPECIFIC_ENTROPY, Specialty
 from taser_jax.optim.median import MedianOver
+from taser_jax.optim.tsage import BiasCorrection
 
 TEMPERATURE = 2.0
 # A batch whose median is 0.
@@ -84,7 +85,7 @@ def test_corrected_averages_count_as_the_training_weighted_by_them():
         for step, averages in grown.items()
     }
     assert commitments(saved.items(), **options) != commitments(grown.items(), **options)
-    corrected = commitments(saved.items(), corrected=True, **options)
+    corrected = commitments(saved.items(), correction=BiasCorrection.ADAM, **options)
     assert corrected == commitments(grown.items(), **options)
 
 
@@ -117,10 +118,10 @@ def specific(values):
     return (entropy < SPECIFIC_ENTROPY) & (values.max(0) >= ACTIVATED), entropy
 
 
-@pytest.mark.parametrize("corrected", [False, True])
-def test_rates_of_heavy_tailed_noise_equal_a_float64_simulation(corrected):
+@pytest.mark.parametrize("correction", BiasCorrection)
+def test_rates_of_heavy_tailed_noise_equal_a_float64_simulation(correction):
     rng, beta, values = np.random.default_rng(0), 0.9, heavy_tails(16)
-    options = {"beta": beta, "temperature": TEMPERATURE, "corrected": corrected}
+    options = {"beta": beta, "temperature": TEMPERATURE, "correction": correction}
     noise = noise_commitment(values, steps=(10, 16), **options)
     average, owners, marks = np.zeros((3, 30_000)), [], []
     for step in range(1, 17):
@@ -128,7 +129,8 @@ def test_rates_of_heavy_tailed_noise_equal_a_float64_simulation(corrected):
         average = beta * average + (1 - beta) * rng.permuted(drawn, axis=0)
         if step in (10, 16):
             owners.append(average.argmax(0))
-            marks.append(specific(average / (1 - beta**step if corrected else 1))[0])
+            divisor = 1 - beta**step if correction is BiasCorrection.ADAM else 1
+            marks.append(specific(average / divisor)[0])
     assert noise.specific == pytest.approx(marks[0].sum(), rel=0.1)
     assert noise.rate == pytest.approx((owners[0] == owners[1])[marks[0]].mean(), abs=0.03)
     assert 0.5 < noise.rate < 0.95
