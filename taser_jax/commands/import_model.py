@@ -23,7 +23,7 @@ from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.devices.hosts import writes
 from taser_jax.devices.mesh import MeshConfig, make_mesh
 from taser_jax.devices.partitioning import Partitioner
-from taser_jax.interop.hub import fetch, read_prompts, recorded_name, text_facts
+from taser_jax.interop.hub import fetch, read_prompts, recorded_name, text_facts, weights_digest
 from taser_jax.interop.pretrained import (
     Pretrained,
     drawn_without,
@@ -79,6 +79,7 @@ def import_model(
     words = load_vocabulary(vocabulary or sources[0], rows=model.transformer.vocab_size)
     facts: dict[str, object] = {
         "pretrained": recorded_name(pretrained.source),
+        "pretrained_fingerprints": list(map(weights_digest, sources)),
         "query_length": feature_lengths["query"],
         "passage_length": feature_lengths["passage"],
     }

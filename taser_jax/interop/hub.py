@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import functools
 import importlib.util
 import json
 import os
@@ -19,6 +20,8 @@ from taser_jax.data.token_store.store import Titles
 from taser_jax.interop.tensors import read_tensors
 from taser_jax.models.batch import Normalization, Role
 from taser_jax.models.bert_dual_encoder import Pooling
+from taser_jax.storage.artifacts import fingerprint_json
+from taser_jax.storage.checksums import crc
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.typed_files import Natural, Positive, read_json, read_typed
 
@@ -55,6 +58,25 @@ def recorded_name(source: str) -> str:
     """
     path = pathlib.Path(source).expanduser()
     return str(path.resolve()) if path.is_dir() else source
+
+
+def weights_digest(source: str | os.PathLike[str]) -> str | None:
+    """Of a local folder's files, hidden ones and Markdown aside; None where there is no folder."""
+    folder = pathlib.Path(source).expanduser()
+    if not folder.is_dir():
+        return None
+    files = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
+    is_read = re.compile(r"(?!\.|.*/\.|.*\.md$).*")
+    read = {name: path for name, path in files.items() if is_read.fullmatch(name)}
+    return fingerprint_json(
+        {name: _crc(path, path.stat().st_mtime_ns) for name, path in read.items()}
+    )
+
+
+@functools.cache
+def _crc(path: pathlib.Path, changed: int) -> str:
+    """A file's checksum, read once per change."""
+    return crc(path)
 
 
 def fetch(source: str | os.PathLike[str]) -> pathlib.Path:

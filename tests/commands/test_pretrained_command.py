@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tiny_training
 from bert_checkpoints import write_checkpoint
+from safetensors.numpy import load_file, save_file
 from sentence_models import save_bert_pieces
 from small_world import gin, succeed
 
@@ -164,6 +165,12 @@ def test_import_refuses_a_directory_that_holds_another_model(checkpoint, tmp_pat
     ):
         with pytest.raises(ConfigError, match="something here already"):
             load_into(tmp_path / "model", checkpoint, **other)
+    source = shutil.copytree(checkpoint, tmp_path / "bert")
+    load_into(tmp_path / "copied", source)
+    tensors = load_file(source / "model.safetensors")
+    save_file({name: 2 * tensor for name, tensor in tensors.items()}, source / "model.safetensors")
+    with pytest.raises(ConfigError, match="something here already"):
+        load_into(tmp_path / "copied", source)
 
 
 def test_import_keeps_the_prompts_of_both_roles_and_how_titles_are_joined(checkpoint, tmp_path):

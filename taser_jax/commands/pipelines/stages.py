@@ -23,6 +23,7 @@ from etils import epath
 from taser_jax.commands.tokenize import collection_of
 from taser_jax.data.collections.store import SPLITS, collection_directory
 from taser_jax.devices.hosts import first_host_only, keep_compiled_programs, written_by
+from taser_jax.interop.hub import weights_digest
 from taser_jax.storage import artifacts, checksums
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger, phase
@@ -32,6 +33,8 @@ FORMAT_VERSION = 2
 FINGERPRINT = ".fingerprint"
 # Arguments and fields with these names hold places of artefacts, and so does all below them.
 _PLACE = re.compile(r".*_dirs?|.*_checkpoint|token_store|vocabulary|.*_embeddings|memories")
+# Pretrained weights: a folder, which may have others by now, or a name.
+_WEIGHTS = re.compile(r"\bpretrained\.(passage_)?source$")
 # What is printed or traced changes no result; embeddings shared by text are those that
 # encoding would give; queries that were not encoded are encoded when they are searched; what a row
 # says beside its figures, such as seconds, follows from the stages before it.
@@ -238,6 +241,9 @@ def stage_inputs(
         is_named = any(map(_PLACE.fullmatch, fields))
         if not any(is_named or isinstance(place, _Place) for place in places.values()):
             inputs[name] = value
+            is_weights = isinstance(value, str) and _WEIGHTS.search(name)
+            if is_weights and (digest := weights_digest(str(value))):
+                inputs[f"{name}{FINGERPRINT}"] = digest
             continue
         for key, place in places.items():
             fingerprint = _fingerprint(place, fields[-1], given, written)

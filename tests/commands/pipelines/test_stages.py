@@ -181,6 +181,29 @@ def test_a_changed_artefact_is_refused(world, file, content, named):
         run_mine(world)
 
 
+def test_other_pretrained_weights_at_the_same_place_are_refused(tmp_path):
+    """Known by name and content; what reads as before, or is gone by now, is no other input."""
+    weights = tmp_path / "bert"
+    weights.mkdir()
+    (weights / "model.safetensors").write_bytes(b"one")
+
+    def load(function, source=weights):
+        pretrained = {"source": str(source), "num_layers": 2}
+        return Stages(tmp_path / "out").run("train", function, training={"pretrained": pretrained})
+
+    load(work)
+    (weights / "README.md").write_text("A model.")
+    load(never(work))
+    (weights / "model.safetensors").write_bytes(b"two")
+    named = r"training\.pretrained\.source\.fingerprint was '.*' when this stage ran, now '"
+    with pytest.raises(ConfigError, match=named):
+        load(never(work))
+    shutil.rmtree(weights)
+    load(never(work))
+    with pytest.raises(ConfigError, match=r"training\.pretrained\.source was"):
+        load(never(work), "google-bert/bert-base-uncased")
+
+
 @pytest.mark.parametrize("module", ["small_tasks", None])
 def test_tokenising_depends_on_the_passages_and_queries_of_its_tasks(tmp_path, module):
     """A mixture's own tasks, or all of a collection that is named in place of a mixture."""
