@@ -33,11 +33,11 @@ SLACK = 0.03
 ROOMS = {
     "assembly": 1_511,
     "cli": 1_247,
-    "commands": 4_353,
+    "commands": 4_359,
     "data": 5_593,
     "devices": 1_046,
     "evaluation": 1_283,
-    "interop": 2_661,
+    "interop": 2_677,
     "loose files": 358,
     "models": 2_288,
     "optim": 841,
@@ -48,7 +48,7 @@ ROOMS = {
     "training": 1_266,
 }
 OTHERS = {
-    "lines of code": 29_205,
+    "lines of code": 29_227,
     "percent of code that imports or raises": 14.0,
     "files": 188,
     "lines of the longest file": 418,
