@@ -23,7 +23,6 @@ from taser_jax.storage import checksums
 from taser_jax.storage.artifacts import (
     METADATA,
     Fingerprint,
-    check_version,
     read_json,
     storage_errors,
     write_json,
@@ -43,8 +42,15 @@ from taser_jax.storage.records import (
 from taser_jax.storage.typed_files import read_typed
 
 FORMAT_VERSION = 1
+_TEXT, _ROWS = tfds.features.Text(), tfds.features.Sequence(np.int32)
 # In the order of their fingerprint.
-PASSAGE_FIELDS = ("id", "text", "title", "page_id")
+PASSAGE_FEATURES = dict.fromkeys(("id", "text", "title", "page_id"), _TEXT)
+# A query's task is that of the data set.
+QUERY_FEATURES = {
+    **dict.fromkeys(("id", "text"), _TEXT),
+    **dict.fromkeys(("positives", "relevance", "hard_negatives"), _ROWS),
+    "answers": tfds.features.Sequence(_TEXT),
+}
 _BLOCK = 2048
 _PER_SHARD = 1 << 18
 R = TypeVar("R")
@@ -121,9 +127,8 @@ def read_metadata(directory: epath.Path) -> RecordMetadata:
     if not path.exists():
         fix = "run the `taser prepare` command that makes it (again)"
         raise DataError("there is no such data set", where=str(directory), fix=fix)
-    metadata = read_typed(path, RecordMetadata)
     again = "run the `taser prepare` command that makes it again"
-    check_version(metadata, FORMAT_VERSION, where=path, fix=again)
+    metadata = read_typed(path, RecordMetadata, fix=again, version=FORMAT_VERSION)
     checksums.check_directory(directory, fix=f"delete {directory} and {again}")
     return metadata
 
@@ -140,7 +145,7 @@ def write_records(
     examples: Iterable[Mapping[str, object]],
     *,
     name: str,
-    features: tfds.features.FeaturesDict,
+    features: Mapping[str, tfds.features.FeatureConnector],
     where: str,
 ) -> int:
     """Writes examples to ArrayRecord shards in order, holding a few thousand at a time.
@@ -149,7 +154,7 @@ def write_records(
         scratch: directory to write to; created.
         examples: one mapping of features per record.
         name: name of the data set and of its only split.
-        features: TFDS features of one example.
+        features: of one example.
         where: what they are of, for dataset_info.json.
 
     Returns:
@@ -160,7 +165,7 @@ def write_records(
     )
     info = tfds.core.DatasetInfo(
         builder=identity,
-        features=features,
+        features=tfds.features.FeaturesDict(features),
         description=f"{name.capitalize()} of {where}; the record's position is its row.",
         disable_shuffling=True,
     )
@@ -170,7 +175,7 @@ def write_records(
         file_format=tfds.core.FileFormat.ARRAY_RECORD.value,
     )
     # TFDS has no setting for it.
-    writer._serializer = _SameBytes(features.get_serialized_info())
+    writer._serializer = _SameBytes(info.features.get_serialized_info())
     count = 0
     with storage_errors(scratch):
         scratch.mkdir(parents=True, exist_ok=True)
@@ -205,20 +210,6 @@ def finish(scratch: epath.Path, directory: epath.Path, metadata: Mapping[str, ob
     checksums.seal(scratch)
 
 
-def query_features() -> tfds.features.FeaturesDict:
-    """TFDS features of a query; its task is that of the data set."""
-    return tfds.features.FeaturesDict(
-        {
-            "id": tfds.features.Text(),
-            "text": tfds.features.Text(),
-            "positives": tfds.features.Sequence(np.int32),
-            "relevance": tfds.features.Sequence(np.int32),
-            "hard_negatives": tfds.features.Sequence(np.int32),
-            "answers": tfds.features.Sequence(tfds.features.Text()),
-        }
-    )
-
-
 class PassageIndexWriter:
     """Collects ids, hashes and the fingerprint of streamed passages.
 
@@ -246,7 +237,7 @@ class PassageIndexWriter:
             self._id_ends.append(len(self._ids))
             self._id_hashes.append(text_hash(passage.id))
             self._content_hashes.append(text_hash(content))
-            example = {name: getattr(passage, name) for name in PASSAGE_FIELDS}
+            example = {name: getattr(passage, name) for name in PASSAGE_FEATURES}
             for part in example.values():
                 self._fingerprint.add(part)
             yield example
@@ -296,14 +287,6 @@ def query_examples(
         for row in itertools.chain(query.positives, query.hard_negatives):
             if not 0 <= row < count:
                 raise DataError(f"row {row}, which is not from 0 to {count - 1}", where=at)
-        example: dict[str, object] = {
-            "id": query.id,
-            "text": query.text,
-            "positives": list(query.positives),
-            "relevance": list(query.relevance),
-            "hard_negatives": list(query.hard_negatives),
-            "answers": list(query.answers),
-        }
         for part in (query.id, query.text):
             content.add(part)
         for values in (query.positives, query.relevance, query.hard_negatives):
@@ -311,4 +294,4 @@ def query_examples(
         content.add(len(query.answers))
         for answer in query.answers:
             content.add(answer)
-        yield example
+        yield {name: getattr(query, name) for name in QUERY_FEATURES}

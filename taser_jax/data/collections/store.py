@@ -13,17 +13,16 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import tensorflow_datasets as tfds
 from etils import epath
 
 from taser_jax.data.collections.records import (
     METADATA,
-    PASSAGE_FIELDS,
+    PASSAGE_FEATURES,
+    QUERY_FEATURES,
     PassageIndexWriter,
     RecordDataset,
     finish,
     query_examples,
-    query_features,
     read_metadata,
     write_records,
 )
@@ -99,7 +98,7 @@ class PassageStore(RecordDataset[Passage]):
         return QuerySet.open(self.directory.parent.parent, self.directory.parent.name, task, split)
 
     def _decoded(self, record: Mapping[str, Any]) -> Passage:
-        return Passage(**{name: record[name].decode() for name in PASSAGE_FIELDS})
+        return Passage(**{name: record[name].decode() for name in PASSAGE_FEATURES})
 
     def row_of(self, id: str) -> int:
         """Row of a passage by its id, or by the id of a duplicate merged into it.
@@ -239,9 +238,7 @@ def write_collection(
                 scratch,
                 index.examples(track(passages, collection, unit=" passages")),
                 name="passages",
-                features=tfds.features.FeaturesDict(
-                    {name: tfds.features.Text() for name in PASSAGE_FIELDS}
-                ),
+                features=PASSAGE_FEATURES,
                 where=where,
             )
             if not count:
@@ -282,7 +279,7 @@ def write_queries(
             scratch,
             query_examples(queries, content, count=passages["count"], where=where),
             name="queries",
-            features=query_features(),
+            features=QUERY_FEATURES,
             where=where,
         )
         if not count:

@@ -212,8 +212,8 @@ def test_names_that_make_no_folder_are_refused(tmp_path):
 
 def test_two_processes_write_the_same_bytes():
     """Protocol buffers order a map by a hash with a seed of its process, unless told not to."""
-    features, content = records.query_features(), Fingerprint()
-    [example] = records.query_examples(QUERIES[:1], content, count=4, where="nq")
+    features = tfds.features.FeaturesDict(records.QUERY_FEATURES)
+    [example] = records.query_examples(QUERIES[:1], Fingerprint(), count=4, where="nq")
     serializer = records._SameBytes(features.get_serialized_info())
     written = serializer.serialize_example(features.encode_example(example))
     assert sorted(features, key=lambda name: written.index(name.encode())) == sorted(features)
