@@ -8,7 +8,6 @@ file. A line with "dropped": true has a query that training leaves out.
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any
@@ -28,7 +27,7 @@ _FILES = "files"
 _Row = Annotated[int, msgspec.Meta(ge=0, le=np.iinfo(np.int32).max)]
 
 
-class _Line(msgspec.Struct):
+class _Line(msgspec.Struct, omit_defaults=True):
     query_id: str
     rows: list[_Row]
     scores: list[float]
@@ -86,19 +85,13 @@ def write_negatives(
     directory = pathlib.Path(directory)
     lines = []
     listed = zip(query_ids, map(np.asarray, rows), map(np.asarray, scores), strict=True)
-    for query_id, query_rows, query_scores in listed:
-        has_result = query_rows >= 0
-        record: dict[str, object] = {
-            "query_id": query_id,
-            "rows": query_rows[has_result].tolist(),
-            "scores": query_scores[has_result].tolist(),
-        }
-        if query_id in dropped:
-            record["dropped"] = True
-        lines.append(json.dumps(record) + "\n")
+    for id, of_query, scored in listed:
+        has_result = of_query >= 0
+        kept = of_query[has_result].tolist(), scored[has_result].tolist()
+        lines.append(msgspec.json.encode(_Line(id, *kept, id in dropped)) + b"\n")
     path = negatives_path(directory, task, split)
     _write_metadata(directory, metadata, {path.name: dict(facts or {})})
-    artifacts.write_text(path, "".join(lines))
+    artifacts.write_bytes(path, b"".join(lines))
     return path
 
 
