@@ -29,6 +29,7 @@ from taser_jax.models.batch import Augmented, Batch, Embedded, EncoderInput, Tok
 from taser_jax.storage.artifacts import fingerprint_json
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger
+from taser_jax.storage.typed_files import to_plain
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,19 +172,10 @@ class BatchStream:
     @functools.cached_property
     def fingerprint(self) -> str:
         """Fingerprint of what decides a step's rows and tokens; the number of hosts does not."""
-        config = self.config
-        return fingerprint_json(
-            {
-                "passages": self._store.metadata.passages_fingerprint,
-                "queries": {task: queries.fingerprint for task, queries in self._tasks.items()},
-                "batch_size": config.batch_size,
-                "num_negatives": config.num_negatives,
-                "false_negatives": config.false_negatives.value,
-                "positives": config.positives.value,
-                "seed": config.seed,
-                "rates": dict(config.rates),
-            }
-        )
+        passages = self._store.metadata.passages_fingerprint
+        queries = {task: queries.fingerprint for task, queries in self._tasks.items()}
+        sources = {"passages": passages, "queries": queries}
+        return fingerprint_json(sources | to_plain(self.config))
 
     def reseeded(self, seed: int) -> BatchStream:
         """The same queries with another seed; shares everything that does not depend on it."""

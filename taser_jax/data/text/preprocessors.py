@@ -9,9 +9,8 @@ import dataclasses
 import enum
 from collections.abc import Sequence
 
-import numpy as np
-
 from taser_jax.data.text.vocabularies import Vocabulary
+from taser_jax.data.token_store.arrays import pack_tokens
 from taser_jax.data.token_store.store import QueryNormalization, QuerySettings, Titles
 from taser_jax.models.batch import Tokens
 from taser_jax.storage.errors import ConfigError
@@ -205,7 +204,8 @@ def encode_queries(
 ) -> Tokens:
     """Token ids of questions, padded to `length`, as in a token store."""
     shown = normalize_queries(texts, settings.normalization)
-    return _pad(query_ids(shown, vocabulary, length, prompt=settings.prompt), length)
+    ids = query_ids(shown, vocabulary, length, prompt=settings.prompt)
+    return pack_tokens(ids, length, vocabulary.size, str).tokens(range(len(ids)))
 
 
 def encode_passages(
@@ -218,7 +218,8 @@ def encode_passages(
 ) -> Tokens:
     """Token ids of passages, padded to `length`, as in a token store."""
     shown, texts = titles.applied([p.title for p in passages], [p.text for p in passages])
-    return _pad(passage_ids(shown, texts, vocabulary, length, prompt=prompt), length)
+    ids = passage_ids(shown, texts, vocabulary, length, prompt=prompt)
+    return pack_tokens(ids, length, vocabulary.size, str).tokens(range(len(ids)))
 
 
 def query_room(
@@ -253,11 +254,3 @@ def check_length(length: int, prompt: int = 0) -> int:
 
 def _start(vocabulary: Vocabulary) -> list[int]:
     return [] if vocabulary.cls_id is None else [vocabulary.cls_id]
-
-
-def _pad(rows: Sequence[Sequence[int]], length: int) -> Tokens:
-    ids = np.zeros((len(rows), length), np.int32)
-    for row, tokens in enumerate(rows):
-        ids[row, : len(tokens)] = tokens
-    lengths = np.fromiter(map(len, rows), np.int64, len(rows))
-    return Tokens(ids=ids, mask=np.arange(length)[None, :] < lengths[:, None])
