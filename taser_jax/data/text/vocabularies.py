@@ -96,11 +96,6 @@ class SentencePieceVocabulary(SavedVocabulary):
             **({"extra_ids": extra_ids} if extra_ids else {}),
         )
 
-    @classmethod
-    def from_file(cls, path: str, *, extra_ids: int = 0) -> SentencePieceVocabulary:
-        """Reads a `.model` file."""
-        return cls(read_bytes(path), where=path, extra_ids=extra_ids)
-
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text, without special tokens. Lone surrogates become "?"."""
         return self._processor.encode([whole(text) for text in texts])
@@ -175,11 +170,6 @@ class TokenizerJsonVocabulary(SavedVocabulary):
         self._tokenizer.encode_special_tokens = True
         size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
         super().__init__(content, size=size, deciding=[content])
-
-    @classmethod
-    def from_file(cls, path: str) -> TokenizerJsonVocabulary:
-        """Reads a `tokenizer.json`."""
-        return cls(read_bytes(path), where=path)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text, without special tokens. Lone surrogates become "?"."""
@@ -274,10 +264,11 @@ def _load_saved(directory: str) -> Vocabulary:
         vocabulary = WordPieceVocabulary(pieces, lower_case=metadata.lower_case, where=path)
     elif metadata.kind == SentencePieceVocabulary.kind:
         path = f"{directory}/{SentencePieceVocabulary.file}"
-        vocabulary = SentencePieceVocabulary.from_file(path, extra_ids=metadata.extra_ids)
+        model, extra_ids = read_bytes(path), metadata.extra_ids
+        vocabulary = SentencePieceVocabulary(model, where=path, extra_ids=extra_ids)
     else:
         path = f"{directory}/{TokenizerJsonVocabulary.file}"
-        vocabulary = TokenizerJsonVocabulary.from_file(path)
+        vocabulary = TokenizerJsonVocabulary(read_bytes(path), where=path)
     require_equal(
         directory,
         {"vocabulary": vocabulary.fingerprint},
@@ -293,7 +284,7 @@ def _load_model(path: str, extra_ids: int | None) -> SentencePieceVocabulary:
         config_file = os.path.join(directory, TOKENIZER_CONFIG_FILE)
         config = read_typed(config_file, _TokenizerConfig, absent=_TokenizerConfig())
         extra_ids = config.get("extra_ids", 0)
-    return SentencePieceVocabulary.from_file(path, extra_ids=extra_ids)
+    return SentencePieceVocabulary(read_bytes(path), where=path, extra_ids=extra_ids)
 
 
 def _load_bert(directory: str, path: str) -> WordPieceVocabulary | TokenizerJsonVocabulary:
@@ -308,9 +299,10 @@ def _load_bert(directory: str, path: str) -> WordPieceVocabulary | TokenizerJson
     config = read_typed(config_file, _TokenizerConfig, absent=_TokenizerConfig())
     lower_case = config.get("do_lower_case", True)
     if path.endswith(TOKENIZER_FILE):
-        tokenizer = json.loads(tokenizer_of(read_bytes(path), path).to_str())
+        content = read_bytes(path)
+        tokenizer = json.loads(tokenizer_of(content, path).to_str())
         if not is_berts(tokenizer):
-            return TokenizerJsonVocabulary.from_file(path)
+            return TokenizerJsonVocabulary(content, where=path)
         lower_case = config.get("do_lower_case", tokenizer["normalizer"]["lowercase"])
         ids = tokenizer["model"]["vocab"]
         pieces = sorted(ids, key=ids.__getitem__)
