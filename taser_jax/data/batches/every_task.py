@@ -149,6 +149,13 @@ class TaskBatchStream:
         share: the part of each task's batch that this host makes.
         padding: the lengths to pad to.
 
+    Attributes:
+        config: how it draws.
+        batch_sizes: task -> queries in its batches.
+        query_lengths: task -> tokens of its query arrays.
+        batches_per_epoch: task -> batches in one pass over it.
+        steps_per_epoch: steps until every task has completed a pass.
+
     Raises:
         ConfigError: as `task_batch_sizes` and `BatchStream`.
     """
@@ -195,16 +202,10 @@ class TaskBatchStream:
             )
             for task, queries in tasks.items()
         }
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Steps until every task has completed a pass: those of the task with most batches."""
-        return max(stream.steps_per_epoch for stream in self._streams.values())
-
-    @property
-    def batches_per_epoch(self) -> dict[str, int]:
-        """Task -> batches in one pass over it."""
-        return {task: stream.steps_per_epoch for task, stream in self._streams.items()}
+        self.batches_per_epoch = {
+            task: stream.steps_per_epoch for task, stream in self._streams.items()
+        }
+        self.steps_per_epoch = max(self.batches_per_epoch.values())
 
     @functools.cached_property
     def fingerprint(self) -> str:

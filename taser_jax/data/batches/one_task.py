@@ -100,6 +100,11 @@ class BatchStream:
         share: the part of each batch that this host makes.
         padding: the lengths to pad to.
 
+    Attributes:
+        config: how it draws.
+        steps_per_epoch: batches of all tasks in an epoch.
+        batches_per_epoch: task -> its batches in an epoch.
+
     Raises:
         ConfigError: settings with which no batch can be drawn.
         DataError: a query without a positive, or a row that the store does not have.
@@ -151,23 +156,10 @@ class BatchStream:
             rates=config.rates,
             seed=config.seed,
         )
+        self.steps_per_epoch = self._schedule.steps_per_epoch
+        self.batches_per_epoch = self._schedule.batches_per_epoch
         # The current orders of all tasks, and those of passes that have just ended.
         self._order = functools.lru_cache(maxsize=2 * len(self._tasks))(self._make_order)
-
-    @property
-    def batch_size(self) -> int:
-        """Queries in a global batch."""
-        return self.config.batch_size
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Batches of all tasks in an epoch."""
-        return self._schedule.steps_per_epoch
-
-    @property
-    def batches_per_epoch(self) -> dict[str, int]:
-        """Task -> its batches in an epoch."""
-        return dict(self._schedule.batches_per_epoch)
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -293,8 +285,9 @@ class BatchStream:
 
     def _query_rows(self, task: str, batch: int) -> Int[np.ndarray, " batch"]:
         size = len(self._tasks[task])
-        whole_pass, at = divmod(batch, -(-size // self.batch_size))
-        places = (at * self.batch_size + np.arange(self.batch_size)) % size
+        batch_size = self.config.batch_size
+        whole_pass, at = divmod(batch, -(-size // batch_size))
+        places = (at * batch_size + np.arange(batch_size)) % size
         return self._order(task, whole_pass)[places]
 
     def _make_order(self, task: str, whole_pass: int) -> Int[np.ndarray, " queries"]:
