@@ -12,15 +12,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from taser_jax.data.collections.store import SPLITS
 from taser_jax.data.files import first_lines, texts_among, visible_files
 from taser_jax.data.prepare.splits import WHOLE, QuestionFiles
-from taser_jax.data.readers.fields import (
-    SHARD,
-    Record,
-    Role,
-    content_id,
-    first_shard,
-    read_records,
-    roles_of,
-)
+from taser_jax.data.readers import fields
+from taser_jax.data.readers.fields import Record, Role
 from taser_jax.data.readers.passages import LeftOut, passage_of, read_passages
 from taser_jax.data.readers.questions import topic_tag
 from taser_jax.storage.artifacts import FilePath
@@ -157,7 +150,7 @@ def detect(directory: str | os.PathLike[str], name: str = "") -> Detected:
     for file in files[_Role.OTHER]:
         logger.warning("%s is left out: %s", file, _Role.OTHER.value)
     # Further shards are read with the first.
-    beside = {str(first_shard(file)) for file in visible}.difference(*files.values())
+    beside = {str(fields.first_shard(file)) for file in visible}.difference(*files.values())
     place = passages[0]
     if place == str(folder):
         beside, place = beside.difference(map(str, texts)), ".txt, .md and .html files"
@@ -224,13 +217,13 @@ def given_passages(source: PassageSource) -> Iterator[Passage]:
             yield from (entry.passage for entry in read_passages(path, left_out))
         source = ()
     for number, entry in enumerate(source):
-        record = {"text": entry} if isinstance(entry, str) else entry
+        at, record = f"passage {number}", {"text": entry} if isinstance(entry, str) else entry
         if isinstance(record, Mapping):
-            record = passage_of(Record(f"passage {number}", record))
+            record = passage_of(Record(at, record))
         if not isinstance(record, Passage):
             fix = "write a text, a dictionary or a Passage"
-            raise DataError(f"found {entry!r}", where=f"passage {number}", fix=fix)
-        id = check_id(record.id or content_id(record.title, record.text), where=f"passage {number}")
+            raise DataError(f"found {entry!r}", where=at, fix=fix)
+        id = check_id(record.id or fields.content_id(record.title, record.text), where=at)
         if record.text.strip() or record.title.strip():
             yield dataclasses.replace(record, id=id)
         else:
@@ -250,7 +243,7 @@ def _files(folder: pathlib.Path, tables: str) -> list[pathlib.Path]:
         paths = [path for kind in kinds for path in folder.glob(f"{kind}/{tables}")]
         paths += folder.glob("[!.]*")
     # Further shards are read with the first.
-    return sorted(set(map(first_shard, paths)))
+    return sorted(set(map(fields.first_shard, paths)))
 
 
 def _of_beir(folder: pathlib.Path, name: str, corpus: str | None, queries: str | None) -> Detected:
@@ -284,7 +277,7 @@ def _role(path: pathlib.Path) -> _Role | None:
     # Others of these are texts.
     other = None if name.endswith(".txt") else _Role.OTHER
     try:
-        if (records := read_records(path)) is not None:
+        if (records := fields.read_records(path)) is not None:
             record = next(records, Record("", {}))
             role = _role_of_fields(name, record) or other
             if role is _Role.PAIRS and "split" in record.values and not _name_of(str(path))[1]:
@@ -315,7 +308,7 @@ def _role(path: pathlib.Path) -> _Role | None:
 
 
 def _role_of_fields(name: str, record: Record) -> _Role | None:
-    roles = roles_of(tuple(record.values))
+    roles = fields.roles_of(tuple(record.values))
     if {"input", "output"} <= record.values.keys():
         return _Role.KILT
     by_id = Role.PASSAGE_ID in roles or {Role.QUERY_ID, Role.ID} <= roles.keys()
@@ -338,7 +331,7 @@ def _name_of(path: str) -> tuple[str, str]:
     A shard of a Hugging Face dataset may have its split in its folder's name.
     """
     file = pathlib.Path(path)
-    stem, shards = re.subn(SHARD, "", file.name.split(".gz")[0].rpartition(".")[0])
+    stem, shards = re.subn(fields.SHARD, "", file.name.split(".gz")[0].rpartition(".")[0])
     stem = f"{file.parent.name}.{stem}" if shards and file.parent.name in _SPLIT_WORDS else stem
     stem = re.sub(_WORD, lambda word: f".{word[0].lower()}.", stem)
     words = [word.strip("_") for word in re.split(r"[.\-]", stem.removesuffix(".qa"))]

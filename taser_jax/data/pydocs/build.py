@@ -83,14 +83,10 @@ def _long_enough(task: str, text: str) -> bool:
     return len(words(text)) >= _MIN_WORDS[task]
 
 
-def _parameter_key(description: str) -> str:
-    return " ".join(words(description))
-
-
 def _text_candidates(objects: Sequence[DocumentedObject]) -> Iterator[Candidate]:
     """Summaries and parameters: texts that leave the passages when they become queries."""
     descriptions = Counter(
-        _parameter_key(e.description) for o in objects for e in o.doc.elements if e.description
+        tuple(words(e.description)) for o in objects for e in o.doc.elements if e.description
     )
     for target, item in enumerate(objects):
         elements = item.doc.elements
@@ -106,7 +102,7 @@ def _text_candidates(objects: Sequence[DocumentedObject]) -> Iterator[Candidate]
             elif element.kind is ElementKind.PARAMETER and _long_enough(
                 "parameter", element.description
             ):
-                frequency = descriptions[_parameter_key(element.description)]
+                frequency = descriptions[tuple(words(element.description))]
                 digest = hashlib.sha256(f"{item.name} {element.name}".encode()).hexdigest()
                 parameters.append((frequency, digest, position))
         count = 0
