@@ -52,7 +52,7 @@ def test_every_argument_of_every_stage_counts(small_world, tmp_path, monkeypatch
     output = tmp_path / "out"
     row = SystemResult("TASER (mined negatives)", {"code": TaskResult({"R@20": 0.5}, 9)})
     monkeypatch.setattr(taser, "print_table", lambda *_, **__: ResultsTable.of([row]))
-    monkeypatch.setattr(taser, "answer", lambda *_, **__: None)
+    monkeypatch.setattr(taser, "ask", lambda *_, **__: None)
     with monkeypatch.context() as patched:
         calls = without_work(patched)
         succeed(
