@@ -217,17 +217,18 @@ class _Pod(Hosts):
             state, is_ours, _ = self._look()
             if state == "ABSENT":
                 last = "does not exist; nothing is billed"
-            elif why_it_stays := self._delete(is_ours, status):
-                last = f"is {state}{self._meaning(state)[1]} ({why_it_stays}): {self.by_hand}"
+            elif why := self._why_it_stays(is_ours, status):
+                last = f"is {state}{self._meaning(state)[1]} ({why}): {self.by_hand}"
             else:
+                self._request(self.deletion)
                 last = "was deleted; nothing is billed any more"
         except LaunchError:
-            pass  # gcloud does not tell the state.
+            pass  # gcloud does not tell the state, or has not deleted it.
         finally:
             print(f"TPU {self.name} {last}", file=sys.stderr)
 
-    def _delete(self, is_ours: bool, status: int) -> str:
-        """Deletes the TPU, or returns why it stays."""
+    def _why_it_stays(self, is_ours: bool, status: int) -> str:
+        """Why the TPU is not deleted; empty where it is."""
         is_finished = status == tables.FINISHED
         if not (status == tables.TIMED_OUT and self.is_deleted_late):
             if self.delete == "never":
@@ -236,16 +237,8 @@ class _Pod(Hosts):
                 return "the command has not finished; --delete=success"
         if not is_ours:
             return "others made it"
-        if is_finished and not self.is_asked and (why_it_stays := self._lost_with_it()):
-            return why_it_stays
-        try:
-            self._request(self.deletion)
-        except LaunchError:
-            return "gcloud did not delete it"
-        return ""
-
-    def _lost_with_it(self) -> str:
-        """Why results would be lost with the TPU; empty where they are in a bucket."""
+        if self.is_asked or not is_finished:
+            return ""
         if not self.output:
             return "the command has reported no model in a bucket"
         address = self.output.rstrip("/") + "/"

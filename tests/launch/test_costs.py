@@ -174,7 +174,7 @@ def test_a_deletion_that_fails_is_reported(stubs):
     stubs.answer((" delete ", "ERROR: (gcloud) PERMISSION_DENIED: no", 1))
     completed = stubs.run(*MADE, "--delete=always", *TRAIN)
     assert "PERMISSION_DENIED" in completed.stderr
-    assert last_line(completed) == f"{BILLED} (gcloud did not delete it): {DELETE}"
+    assert last_line(completed) == f"TPU pod may still run and be billed; delete it: {DELETE}"
 
 
 def test_a_state_that_gcloud_does_not_tell_may_be_billed(stubs):
