@@ -159,8 +159,7 @@ def evaluate_answers(
         ConfigError: a measure that is unknown or not defined by answers.
         DataError: no question has an answer, or none is in the run.
     """
-    for name in measures:
-        _split(name, _BY_HITS)
+    check_measures(measures, by_answers=True)
     if not any(map(len, answers.values())):
         fix = "evaluate this task by qrels, or give its questions their answers"
         raise DataError("no question has an answer", where="evaluation by answers", fix=fix)
@@ -241,7 +240,19 @@ def _by_query(run: Run, ids: Collection[str], measures: Sequence[str]) -> dict[s
     return by_query
 
 
-def _split(name: str, families: Sequence[str]) -> tuple[str, int | None]:
+def check_measures(measures: Iterable[str], *, by_answers: bool, where: str = "measures") -> None:
+    """Refuses measures that are unknown or, of answers, not defined.
+
+    Raises:
+        ConfigError: naming the first, and those that there are.
+    """
+    for name in measures:
+        _split(name, _BY_HITS if by_answers else tuple(_BY_QRELS), where=where)
+
+
+def _split(
+    name: str, families: Sequence[str], *, where: str = "measures"
+) -> tuple[str, int | None]:
     """'R@20' -> ('R', 20); 'MRR' -> ('MRR', None)."""
     family, at, cutoff = name.partition("@")
     if at:
@@ -251,7 +262,7 @@ def _split(name: str, families: Sequence[str]) -> tuple[str, int | None]:
     if family not in families or not good_cutoff:
         names = (family if family in _NEVER_CUT else f"{family}@k" for family in families)
         fix = f"take one of {', '.join(names)}, such as R@20; nDCG and Recall need qrels"
-        raise ConfigError(f"measure {name!r}", where="measures", fix=fix)
+        raise ConfigError(f"measure {name!r}", where=where, fix=fix)
     return family, int(cutoff) if at else None
 
 

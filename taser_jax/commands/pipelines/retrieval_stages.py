@@ -16,7 +16,7 @@ from taser_jax.assembly.data import TrainingData
 from taser_jax.assembly.model_directory import read_facts
 from taser_jax.assembly.plans import TrainingConfig
 from taser_jax.commands.encode import encode
-from taser_jax.commands.evaluate import EvaluationConfig, evaluate
+from taser_jax.commands.evaluate import EvaluationConfig, Judge, evaluate
 from taser_jax.commands.import_model import import_model
 from taser_jax.commands.inputs import check_own_passages
 from taser_jax.commands.mine import mine
@@ -27,6 +27,8 @@ from taser_jax.data.collections.store import PassageStore
 from taser_jax.data.seqio_tasks.tokenize import INPUTS
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.hosts import writes
+from taser_jax.evaluation.kilt import is_page_measure
+from taser_jax.evaluation.metrics import check_measures
 from taser_jax.evaluation.significance import SignificanceConfig
 from taser_jax.models.dual_encoder import ModelConfig
 from taser_jax.retrieval.bm25 import Bm25Config
@@ -115,7 +117,8 @@ class Setting:
         """The token store, of this very collection, with the tasks that settings name.
 
         Raises:
-            ConfigError: a setting names an unknown task, or one whose queries are no passages.
+            ConfigError: a setting names an unknown task, one whose queries are no passages, or a
+                measure that does not judge one.
             FingerprintError: the collection's passages are other ones than those tokenised, or the
                 queries of a task are.
         """
@@ -139,6 +142,10 @@ class Setting:
                 raise FingerprintError(problem, where=str(store.directory), fix=fix)
         self.evaluation.check_tasks(store.tasks)
         check_own_passages(self.own_passage_tasks, passages)
+        for task in () if is_page_measure(self.hybrid_measure) else self.tasks or store.tasks:
+            by_answers = self.evaluation.judge_of(task) is Judge.ANSWERS
+            where = "Setting.hybrid_measure"
+            check_measures([self.hybrid_measure], by_answers=by_answers, where=where)
         return store
 
 

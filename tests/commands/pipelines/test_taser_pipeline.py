@@ -159,6 +159,11 @@ def test_refused_before_anything_is_done(small_world, pretrained, tmp_path, caps
         (gin("pipeline_taser", rounds=3), "expected: Literal[1, 2]"),
         (gin(TOP_K=50), "mining considers the first 100"),
         (gin(TASKS=["sumary"]), "code, summary"),
+        (gin("Setting", hybrid_measure="nDCG10"), "Setting.hybrid_measure: measure 'nDCG10'"),
+        (
+            [*gin("Setting", hybrid_measure="nDCG@10"), *gin("EvaluationConfig", judge="answers")],
+            "nDCG and Recall need qrels",
+        ),
         ([untrained], "no pretrained weights"),
         (alike, "folders a-1, a-1"),
     ):
