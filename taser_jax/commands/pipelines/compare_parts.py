@@ -164,7 +164,6 @@ def planned(
         is_pretrained: whether the initial weights may be the best.
         validation: validation queries; enough of them end a training that gets no better.
     """
-    frozen = training.train_from_block or chosen.frozen_blocks
     period = max(5, chosen.steps // (VALIDATIONS - 1))
     loop = dataclasses.replace(
         filled(
@@ -187,8 +186,8 @@ def planned(
         batching=dataclasses.replace(training.batching, batch_size=chosen.batch_size),
         optimizer=optimizer,
         num_chunks=max(training.num_chunks, num_chunks),
-        train_from_block=frozen,
-        states_dir=states_dir if frozen else None,
+        train_from_block=chosen.frozen_blocks,
+        states_dir=states_dir if chosen.frozen_blocks else None,
     )
 
 
