@@ -33,10 +33,10 @@ SLACK = 0.03
 ROOMS = {
     "assembly": 1_511,
     "cli": 1_247,
-    "commands": 4_359,
+    "commands": 4_364,
     "data": 5_535,
     "devices": 1_046,
-    "evaluation": 1_283,
+    "evaluation": 1_287,
     "interop": 2_677,
     "loose files": 358,
     "models": 2_288,
@@ -48,7 +48,7 @@ ROOMS = {
     "training": 1_266,
 }
 OTHERS = {
-    "lines of code": 29_169,
+    "lines of code": 29_178,
     "percent of code that imports or raises": 14.0,
     "files": 188,
     "lines of the longest file": 418,
