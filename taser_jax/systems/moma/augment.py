@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -26,7 +27,12 @@ from taser_jax.storage.artifacts import path_from, require_equal, split_path
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import phase
 from taser_jax.systems.moma import query_documents
-from taser_jax.systems.moma.memories import AugmentedTexts, Mixture
+from taser_jax.systems.moma.memories import (
+    AugmentedTexts,
+    Mixture,
+    read_manifest,
+    write_manifest,
+)
 from taser_jax.systems.moma.memory import EmbeddingsByText, add_memory, tower_fingerprints
 
 
@@ -108,7 +114,7 @@ def look_up(
     config: EncodeConfig,
     **options: Any,
 ) -> dict[str, object]:
-    """Adds memories to a mixture and looks queries up; returns what was encoded of each memory.
+    """Makes a mixture of memories and looks queries up; returns what was encoded of each memory.
 
     Args:
         memories: name -> token store.
@@ -121,6 +127,10 @@ def look_up(
         options: further arguments of `augment`.
     """
     shared = {"model_dir": model_dir, "memory_dir": memory_dir}
+    before = read_manifest(memory_dir)
+    # A run that was killed may have added others, or in another order.
+    if before and before.names != list(memories)[: len(before.names)]:
+        write_manifest(memory_dir, dataclasses.replace(before, memories=()))
     encoded = {
         name: add_memory(
             name=name,

@@ -71,6 +71,11 @@ class Manifest:
     embeddings: str = PARTS
 
     @property
+    def names(self) -> list[str]:
+        """Names of the memories."""
+        return [memory.name for memory in self.memories]
+
+    @property
     def fingerprint(self) -> str:
         """Fingerprint of the documents, whichever model encodes them."""
         return artifacts.fingerprint_json(
@@ -168,7 +173,7 @@ class Mixture:
     @property
     def names(self) -> list[str]:
         """Names of the memories."""
-        return [memory.name for memory in self.manifest.memories]
+        return self.manifest.names
 
     @property
     def length(self) -> int:

@@ -18,7 +18,9 @@ from taser_jax.models.batch import Role
 from taser_jax.models.dual_encoder import Towers
 from taser_jax.models.fusion import BertFusionConfig, FusedStates
 from taser_jax.retrieval.embeddings import EmbeddingDtype, QueryEmbeddings
+from taser_jax.retrieval.encoding import EncodeConfig
 from taser_jax.storage.errors import ConfigError, DataError, FingerprintError
+from taser_jax.systems.moma import augment as augment_module
 from taser_jax.systems.moma import distillation
 from taser_jax.systems.moma.augment import augment
 from taser_jax.systems.moma.memories import Mixture
@@ -289,6 +291,31 @@ def test_what_cannot_be_plugged_in_or_looked_up(world, mixture_dir, tmp_path):
         add(world, mixture_dir, "more", 1, model_dir=str(other))
     with pytest.raises(FingerprintError, match="add the memories with this model"):
         look_up(world, mixture_dir, tmp_path / "documents", model_dir=str(other))
+
+
+@pytest.mark.slow
+def test_a_pipeline_looks_up_in_the_memories_it_names_alone(world, tmp_path):
+    """Also where a run that was killed had added others."""
+    memories = dict(zip(("source", "more"), world.stores, strict=True))
+
+    def look_up_in(*names):
+        places = {name: str(tmp_path / name) for name in ("memory_dir", "output_dir")}
+        encoded = augment_module.look_up(
+            memories={name: memories[name] for name in names},
+            token_store=world.stores[0],
+            model_dir=world.model_dir,
+            shared_embeddings=str(tmp_path / "shared"),
+            config=EncodeConfig(),
+            k=60,
+            **places,
+        )["encoded"]
+        looked_up = read_lookup(places["output_dir"], "first", "train")
+        return Mixture.open(places["memory_dir"]).names, encoded, looked_up.run.rows.shape[1]
+
+    both = look_up_in("source", "more")
+    assert both == (["source", "more"], {"source": 48, "more": 12}, 60)
+    assert look_up_in("source") == (["source"], {"source": 0}, 48)
+    assert look_up_in("more", "source")[0] == ["more", "source"]
 
 
 @pytest.mark.slow
