@@ -47,6 +47,21 @@ def test_every_command_takes_it_alone(name, project):
     assert unused <= allowed.get(name, set())
 
 
+def test_files_named_as_the_readme_names_them_are_of_the_task_that_is_registered(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    succeed("init", "FAQ")
+    (tmp_path / "faq").mkdir()
+    (tmp_path / "faq/passages.tsv").write_text("p1\tthe Danube\trivers\n")
+    (tmp_path / "faq/questions.train.queries.tsv").write_text("q1\twhich river\n")
+    (tmp_path / "faq/questions.train.qrels.tsv").write_text("q1\t0\tp1\t1\n")
+    succeed("prepare", "--gin_file=faq.gin")
+    flags = ("--gin_file=faq.gin", "--gin_import=faq_tasks", *gin(VOCAB_SIZE=64))
+    succeed("tokenize", *flags)
+    assert (tmp_path / "faq/tokens/queries/questions/train/ids.npy").is_file()
+
+
 def test_training_reads_the_defaults_and_the_project(project):
     resolved = resolve("train", "--gin_file=faq.gin").text
     for line in ("MODEL_DIR = 'faq/model'", "train.model_dir = %MODEL_DIR", "BATCH_SIZE = 32"):
