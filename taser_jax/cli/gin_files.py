@@ -266,11 +266,12 @@ class GinReader:
 
     def _check_importable(self, module: str, where: str) -> None:
         if not any(f"{module}.".startswith(f"{allowed}.") for allowed in self._imports):
+            fix = f"if you trust the file and the module: --gin_import={module}"
             raise ConfigError(
                 f"import of {module!r}, which runs the code of that module",
                 where=where,
                 expected=f"modules of {', '.join(self._imports)}",
-                fix=f"if you trust the file and the module: --gin_import={module}",
+                fix="remove it: our names need none" if module.startswith("__gin__.") else fix,
             )
 
     def check_modules(self, used: Collection[tuple[str, str]]) -> None:

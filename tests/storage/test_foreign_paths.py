@@ -140,7 +140,9 @@ def test_own_modules_may_be_imported(gin_file, capsys):
     ],
 )
 def test_what_a_gin_file_may_not_import(gin_file, capsys, line, message):
-    assert f"a.gin:2: {message}" in error(capsys, "search", gin_file(line))
+    printed = error(capsys, "search", gin_file(line))
+    assert f"a.gin:2: {message}" in printed
+    assert "--gin_import=__gin__" not in printed
 
 
 @pytest.mark.parametrize("value", ["[" * 5000, "9" * 5000])
