@@ -32,7 +32,7 @@ SLACK = 0.03
 # Lines of code of each folder at the top of the package: no docstrings, comments and blank lines.
 ROOMS = {
     "assembly": 1_511,
-    "cli": 1_247,
+    "cli": 1_248,
     "commands": 4_364,
     "data": 5_535,
     "devices": 1_046,
@@ -48,7 +48,7 @@ ROOMS = {
     "training": 1_266,
 }
 OTHERS = {
-    "lines of code": 29_190,
+    "lines of code": 29_191,
     "percent of code that imports or raises": 14.0,
     "files": 188,
     "lines of the longest file": 418,
@@ -60,7 +60,7 @@ OTHERS = {
     "Any in annotations": 102,
     "modules that train imports": 75,
     # README.md and docs/*.md, without the pages that are generated.
-    "words of documentation": 34_996,
+    "words of documentation": 34_993,
 }
 CEILINGS = {f"code in {room}": lines for room, lines in ROOMS.items()} | OTHERS
 
