@@ -209,7 +209,7 @@ class Layout:
         return ", ".join(f"{size} x {length}" for size, length in self.groups)
 
     def holds(self, lengths: Int[np.ndarray, " texts"]) -> bool:
-        """Whether texts of these ascending lengths fit into the groups."""
+        """Whether texts of these lengths fit into the groups."""
         return bool((np.sort(lengths) <= np.repeat(self.lengths, self.sizes)).all())
 
     def group(self, texts: Texts, rows: Int[np.ndarray, " batch"], share: HostShare) -> TokenGroups:

@@ -14,15 +14,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 import regex
 
-from taser_jax.data.files import (
-    first_lines,
-    is_text,
-    numbered_lines,
-    tagged_blocks,
-    texts_among,
-    visible_files,
-    xml_elements,
-)
+from taser_jax.data import files
 from taser_jax.data.readers import fields
 from taser_jax.data.readers.fields import PARAGRAPH_END, Record, Role, Span
 from taser_jax.storage.artifacts import FilePath
@@ -149,14 +141,14 @@ def _located(path: FilePath, words: int) -> Iterator[LocatedPassage]:
     name = os.fspath(path).lower().removesuffix(".gz")
     if os.path.isdir(path):
         folder = pathlib.Path(path)
-        yield from _of_texts(texts_among(visible_files(folder)), folder, words)
+        yield from _of_texts(files.texts_among(files.visible_files(folder)), folder, words)
     elif (records := fields.read_records(path)) is not None:
         yield from _of_records(path, records, words)
-    elif "".join(first_lines(path)).lstrip().lower().startswith("<doc>"):
+    elif "".join(files.first_lines(path)).lstrip().lower().startswith("<doc>"):
         yield from _of_trec(path)
     elif name.endswith(".xml"):
         yield from _scope_notes(path)
-    elif is_text(name) and "\t" not in "".join(first_lines(path)):
+    elif files.is_text(name) and "\t" not in "".join(files.first_lines(path)):
         yield from _of_texts([pathlib.Path(path)], pathlib.Path(path).parent, words)
     else:
         for row in _columns(path):
@@ -287,7 +279,7 @@ def _columns(path: FilePath) -> Iterator[Record]:
 
 def _of_trec(path: FilePath) -> Iterator[LocatedPassage]:
     """Documents of TREC's SGML; the text is what is left without tags."""
-    for where, document in tagged_blocks(path, "doc"):
+    for where, document in files.tagged_blocks(path, "doc"):
         id = _tagged(document, "DOCNO")
         title = _tagged(document, "TITLE|HEADLINE|HEAD|TI")
         body = re.sub(r"(?is)<(DOCNO|TITLE|HEADLINE|HEAD|TI)>.*?</\1>|<[^>]*>", " ", document)
@@ -309,7 +301,7 @@ def _scope_notes(path: FilePath) -> Iterator[LocatedPassage]:
     """
     parts = ("ConceptUI", "ScopeNote", "ConceptName/String")
     tags = ("Concept", "DescriptorRecord", "QualifierRecord")
-    for where, element in xml_elements(path, *tags):
+    for where, element in files.xml_elements(path, *tags):
         if element.find("ScopeNote") is not None:
             texts = (" ".join((element.findtext(part) or "").split()) for part in parts)
             yield LocatedPassage(where, Passage(*texts))
@@ -320,7 +312,7 @@ def _of_texts(
 ) -> Iterator[LocatedPassage]:
     for path in paths:
         is_empty = path.exists() and not path.stat().st_size
-        content = "" if is_empty else "".join(line for _, line in numbered_lines(path))
+        content = "" if is_empty else "".join(line for _, line in files.numbered_lines(path))
         name = re.sub(r"\s+", "_", path.relative_to(folder).as_posix())
         title, paragraphs = _title_and_paragraphs(path, content)
         for number, text in enumerate(_windows(paragraphs, words) or [""]):

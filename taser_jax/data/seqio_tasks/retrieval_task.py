@@ -180,7 +180,10 @@ def _text(value: object) -> str:
 
 
 def number_of_queries(task: RetrievalTask) -> float:
-    """A task's rate in a mixture: its training queries, so that each is seen once per epoch."""
+    """A task's rate in a mixture: its training queries, those that its preprocessors drop, too.
+
+    Where they drop none, each query is seen once per epoch.
+    """
     return float(task.num_input_examples("train"))
 
 

@@ -82,6 +82,9 @@ def tokenize_collection(
     collection = collection or tasks[0].collection
     titles, before = form_of_passages(collection, mixture)
     passage_prompt = tuple(before.ids(vocabulary))
+    form = [f"titles {titles.value}"]
+    if passage_prompt:
+        form.append(f"prompt {list(passage_prompt)}")
     output_dir = pathlib.Path(output_dir)
     with use_data(data_dir=os.fspath(data_dir), vocabulary=vocabulary):
         work = _work(tasks, os.fspath(data_dir))
@@ -96,7 +99,7 @@ def tokenize_collection(
             "lengths": {"query": query_length, "passage": passage_length},
             "vocabulary": vocabulary.fingerprint,
             "collection": store.fingerprint,
-            "passages": {f"{collection}_passages": _form_fingerprint(titles, passage_prompt)},
+            "passages": {f"{collection}_passages": artifacts.fingerprint(form)},
             "queries": {
                 f"{task.name} {split}": [task.description, task.open(split).fingerprint]
                 for task, split in work
@@ -158,13 +161,6 @@ def _tokenized_passages(
     for block in in_blocks(store, _BLOCK):
         shown, texts = titles.applied([p.title for p in block], [p.text for p in block])
         yield from preprocessors.passage_ids(shown, texts, vocabulary, length, prompt=prompt)
-
-
-def _form_fingerprint(titles: Titles, prompt: Sequence[int]) -> str:
-    """Of what passages' tokens depend on beside their texts."""
-    return artifacts.fingerprint(
-        [f"titles {titles.value}", *([f"prompt {list(prompt)}"] if prompt else [])]
-    )
 
 
 def _write_queries(writer: TokenStoreWriter, task: RetrievalTask, split: str, length: int) -> None:

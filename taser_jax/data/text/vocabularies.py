@@ -12,21 +12,8 @@ import msgspec
 import sentencepiece
 from etils import epath
 
-from taser_jax.data.text.wordpiece import (
-    FORMAT_VERSION,
-    METADATA,
-    TOKENIZER_CONFIG_FILE,
-    TOKENIZER_FILE,
-    VOCAB_FILE,
-    SavedVocabulary,
-    WordPieceVocabulary,
-    is_berts,
-    read_bytes,
-    read_vocab_txt,
-    token_ids,
-    tokenizer_of,
-    whole,
-)
+from taser_jax.data.text import wordpiece
+from taser_jax.data.text.wordpiece import SavedVocabulary, WordPieceVocabulary
 from taser_jax.storage import checksums
 from taser_jax.storage.artifacts import require_equal
 from taser_jax.storage.errors import ConfigError, DataError
@@ -98,7 +85,7 @@ class SentencePieceVocabulary(SavedVocabulary):
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text, without special tokens. Lone surrogates become "?"."""
-        return self._processor.encode([whole(text) for text in texts])
+        return self._processor.encode([wordpiece.whole(text) for text in texts])
 
     def id_of(self, piece: str) -> int | None:
         """Id of a piece by its name, such as "<extra_id_1>"; None if there is no such piece."""
@@ -130,9 +117,10 @@ def read_metadata(directory: str) -> VocabularyMetadata:
     Raises:
         DataError: a damaged file; not JSON, of an unknown kind, or of another format version.
     """
-    path, again = f"{directory}/{METADATA}", "delete the directory and train the vocabulary again"
+    path = f"{directory}/{wordpiece.METADATA}"
+    again = "delete the directory and train the vocabulary again"
     checksums.check_directory(directory, fix=again)
-    return read_typed(path, VocabularyMetadata, fix=again, version=FORMAT_VERSION)
+    return read_typed(path, VocabularyMetadata, fix=again, version=wordpiece.FORMAT_VERSION)
 
 
 class TokenizerJsonVocabulary(SavedVocabulary):
@@ -152,10 +140,10 @@ class TokenizerJsonVocabulary(SavedVocabulary):
     """
 
     kind = "tokenizer_json"
-    file = TOKENIZER_FILE
+    file = wordpiece.TOKENIZER_FILE
 
-    def __init__(self, content: bytes, *, where: str = TOKENIZER_FILE) -> None:
-        self._tokenizer = tokenizer_of(content, where)
+    def __init__(self, content: bytes, *, where: str = wordpiece.TOKENIZER_FILE) -> None:
+        self._tokenizer = wordpiece.tokenizer_of(content, where)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         around = self._tokenizer.encode("").ids
@@ -173,7 +161,7 @@ class TokenizerJsonVocabulary(SavedVocabulary):
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text, without special tokens. Lone surrogates become "?"."""
-        return token_ids(self._tokenizer, texts)
+        return wordpiece.token_ids(self._tokenizer, texts)
 
     def id_of(self, piece: str) -> int | None:
         """Id of a piece by its name, such as "<mask>"; None if there is no such piece."""
@@ -245,13 +233,13 @@ def _load(path: str, extra_ids: int | None) -> Vocabulary:
         if path.endswith(".model"):
             return _load_model(path, extra_ids)
         return _load_bert(os.path.dirname(path) or ".", path)
-    if epath.Path(path, METADATA).exists():
+    if epath.Path(path, wordpiece.METADATA).exists():
         return _load_saved(path)
     if epath.Path(path, T5_MODEL_FILE).exists():
         return _load_model(f"{path}/{T5_MODEL_FILE}", extra_ids)
-    if epath.Path(path, TOKENIZER_FILE).exists():
-        return _load_bert(path, f"{path}/{TOKENIZER_FILE}")
-    return _load_bert(path, f"{path}/{VOCAB_FILE}")
+    if epath.Path(path, wordpiece.TOKENIZER_FILE).exists():
+        return _load_bert(path, f"{path}/{wordpiece.TOKENIZER_FILE}")
+    return _load_bert(path, f"{path}/{wordpiece.VOCAB_FILE}")
 
 
 def _load_saved(directory: str) -> Vocabulary:
@@ -260,15 +248,15 @@ def _load_saved(directory: str) -> Vocabulary:
     vocabulary: Vocabulary
     if metadata.kind == WordPieceVocabulary.kind:
         path = f"{directory}/{WordPieceVocabulary.file}"
-        pieces = read_vocab_txt(path)
+        pieces = wordpiece.read_vocab_txt(path)
         vocabulary = WordPieceVocabulary(pieces, lower_case=metadata.lower_case, where=path)
     elif metadata.kind == SentencePieceVocabulary.kind:
         path = f"{directory}/{SentencePieceVocabulary.file}"
-        model, extra_ids = read_bytes(path), metadata.extra_ids
+        model, extra_ids = wordpiece.read_bytes(path), metadata.extra_ids
         vocabulary = SentencePieceVocabulary(model, where=path, extra_ids=extra_ids)
     else:
         path = f"{directory}/{TokenizerJsonVocabulary.file}"
-        vocabulary = TokenizerJsonVocabulary(read_bytes(path), where=path)
+        vocabulary = TokenizerJsonVocabulary(wordpiece.read_bytes(path), where=path)
     require_equal(
         directory,
         {"vocabulary": vocabulary.fingerprint},
@@ -281,10 +269,10 @@ def _load_saved(directory: str) -> Vocabulary:
 def _load_model(path: str, extra_ids: int | None) -> SentencePieceVocabulary:
     directory = os.path.dirname(path)
     if extra_ids is None:
-        config_file = os.path.join(directory, TOKENIZER_CONFIG_FILE)
+        config_file = os.path.join(directory, wordpiece.TOKENIZER_CONFIG_FILE)
         config = read_typed(config_file, _TokenizerConfig, absent=_TokenizerConfig())
         extra_ids = config.get("extra_ids", 0)
-    return SentencePieceVocabulary(read_bytes(path), where=path, extra_ids=extra_ids)
+    return SentencePieceVocabulary(wordpiece.read_bytes(path), where=path, extra_ids=extra_ids)
 
 
 def _load_bert(directory: str, path: str) -> WordPieceVocabulary | TokenizerJsonVocabulary:
@@ -295,13 +283,13 @@ def _load_bert(directory: str, path: str) -> WordPieceVocabulary | TokenizerJson
     Raises:
         ConfigError: BERT's pieces for texts that are split in another way than BERT's.
     """
-    config_file = f"{directory}/{TOKENIZER_CONFIG_FILE}"
+    config_file = f"{directory}/{wordpiece.TOKENIZER_CONFIG_FILE}"
     config = read_typed(config_file, _TokenizerConfig, absent=_TokenizerConfig())
     lower_case = config.get("do_lower_case", True)
-    if path.endswith(TOKENIZER_FILE):
-        content = read_bytes(path)
-        tokenizer = json.loads(tokenizer_of(content, path).to_str())
-        if not is_berts(tokenizer):
+    if path.endswith(wordpiece.TOKENIZER_FILE):
+        content = wordpiece.read_bytes(path)
+        tokenizer = json.loads(wordpiece.tokenizer_of(content, path).to_str())
+        if not wordpiece.is_berts(tokenizer):
             return TokenizerJsonVocabulary(content, where=path)
         lower_case = config.get("do_lower_case", tokenizer["normalizer"]["lowercase"])
         ids = tokenizer["model"]["vocab"]
@@ -309,7 +297,7 @@ def _load_bert(directory: str, path: str) -> WordPieceVocabulary | TokenizerJson
     else:
         if epath.Path(directory, _ADDED_TOKENS_FILE).exists():
             raise _other_splitting(f"{directory}/{_ADDED_TOKENS_FILE}", "added tokens")
-        pieces = read_vocab_txt(path)
+        pieces = wordpiece.read_vocab_txt(path)
     if config.get("strip_accents", lower_case) != lower_case:
         raise _other_splitting(config_file, f"strip_accents is not {lower_case}, the casing")
     if not config.get("tokenize_chinese_chars", True):

@@ -158,15 +158,9 @@ class TokenStoreWriter:
             for name, array in arrays.items():
                 np.save(folder / f"{name}.npy", array)
             (folder / "query_ids.json").write_text(ids, encoding="utf-8")
-        entry = QueriesEntry(
-            task,
-            split,
-            count=len(tokens),
-            length=length,
-            fingerprint=artifacts.fingerprint([task, split, ids, *arrays.values()]),
-            normalization=settings.normalization.value,
-            prompt=settings.prompt,
-        )
+        content = artifacts.fingerprint([task, split, ids, *arrays.values()])
+        form = settings.normalization.value, settings.prompt
+        entry = QueriesEntry(task, split, len(tokens), length, content, *form)
         self._metadata = dataclasses.replace(
             self._metadata, queries=(*self._metadata.queries, entry)
         )
