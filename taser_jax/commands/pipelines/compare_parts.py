@@ -20,7 +20,12 @@ from taser_jax.commands.evaluate import EvaluationConfig, Judge
 from taser_jax.commands.pipelines import compare_plan
 from taser_jax.commands.prepare import prepare_files
 from taser_jax.commands.train import train
-from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
+from taser_jax.data.collections.store import (
+    PassageStore,
+    QuerySet,
+    collection_directory,
+    list_tasks,
+)
 from taser_jax.data.prepare.splits import PrepareOptions
 from taser_jax.data.text.preprocessors import passage_ids
 from taser_jax.data.text.vocabularies import load_vocabulary
@@ -323,6 +328,8 @@ def prepare_detected(
         Task -> its splits.
     """
     del checksums
+    # What a run that ended in between has made of files that are another input by now.
+    (collection_directory(data_dir, collection) / "queries").rmtree(missing_ok=True)
     prepare_files(
         data_dir=data_dir,
         collection=collection,

@@ -16,6 +16,7 @@ from taser_jax.commands.pipelines.compare_parts import (
     collection_name,
     file_checksums,
     fit_lengths,
+    prepare_detected,
 )
 from taser_jax.commands.pipelines.compare_plan import FittedLength, Plan
 from taser_jax.commands.train import TrainSummary
@@ -178,3 +179,29 @@ def test_linux_says_which_processor_multiplies_bfloat16(monkeypatch, words, expe
     with monkeypatch.context() as patched:
         patched.setattr(pathlib.Path, "read_text", mock.Mock(side_effect=[words]))
         assert compare_parts.multiplies_bfloat16() is expected
+
+
+def test_a_task_whose_files_are_gone_is_gone_with_them(tmp_path):
+    """Also where a run has prepared them that was killed, or that a file then ended."""
+    lines = {"queries": "q1\tred\nq2\tblue\n", "qrels": "q1 0 d1 1\nq2 0 d2 1\n"}
+    files = {
+        f"{task}.{split}.{kind}.tsv": text
+        for task in ("first", "second")
+        for split in ("train", "test")
+        for kind, text in lines.items()
+    }
+    passages = "id\ttext\ttitle\nd1\ta red hill\tone\nd2\ta blue lake\ttwo\n"
+    folder = write_all(tmp_path / "own", {"passages.tsv": passages, **files})
+
+    def prepared():
+        names = {"data_dir": str(tmp_path / "data"), "collection": "own"}
+        return prepare_detected(directories=[str(folder)], checksums={}, **names)
+
+    assert prepared().keys() == {"first", "second"}
+    for path in folder.glob("first.*"):
+        path.rename(folder / f"third{path.name.removeprefix('first')}")
+    (folder / "second.train.queries.tsv").unlink()
+    (folder / "second.train.qrels.tsv").unlink()
+    after = prepared()
+    assert after.keys() == {"second", "third"}
+    assert after["second"] == ["test"]
