@@ -42,6 +42,7 @@ _WORD = (
     rf"((?<![^\W_])(?i:{'|'.join(_WORDS)})|(?<=[^\W_])({'|'.join(map(str.title, _WORDS))}))"
     r"(?![^\W_])"
 )
+_CARD = "(?i)readme|licen[cs]e|changelog|contributing|requirements"
 
 
 class _Role(enum.Enum):
@@ -108,7 +109,7 @@ def detect(directory: str | os.PathLike[str], name: str = "") -> Detected:
     visible = visible_files(folder)
     texts = texts_among(visible)
     # Beside tables they are about these.
-    has_texts = not all(re.match("(?i)readme|licen[cs]e", text.name) for text in texts)
+    has_texts = not all(map(re.compile(_CARD).match, (text.name for text in texts)))
     for path in _files(folder, "*.parquet" if has_texts else "[!.]*"):
         if (found := _role(path)) is not None:
             files[found].append(str(path))

@@ -323,18 +323,18 @@ def _of_texts(
 def _title_and_paragraphs(path: pathlib.Path, content: str) -> tuple[str, list[str]]:
     title = ""
     name, _, ending = path.name.removesuffix(".gz").rpartition(".")
+    # Of the settings that Jekyll's, Hugo's and Obsidian's pages begin with, the title counts.
+    if ending.lower() != "txt" and (settings := re.match(_SETTINGS, content)):
+        content = content[settings.end() :]
+        named = re.search(_TITLE, settings[0])
+        title = named[2] if named else ""
     if ending.lower() in ("html", "htm"):
         page = _Page()
         page.feed(content)
         page.close()
-        title = "".join(page.title)
+        title = title or "".join(page.title)
         content = "\n\n".join("".join(block) for block in page.blocks)
     elif ending.lower() == "md":
-        # Of the settings that Jekyll's, Hugo's and Obsidian's pages begin with, the title counts.
-        if settings := re.match(_SETTINGS, content):
-            content = content[settings.end() :]
-            named = re.search(_TITLE, settings[0])
-            title = named[2] if named else ""
         # In code "#" begins a comment.
         code = r"(?ms)^ *(```|~~~)[^`\n]*\n.*?(^ *\1|\Z)"
         prose = re.sub(code, lambda block: " " * len(block[0]), content)

@@ -155,7 +155,7 @@ def test_what_is_not_read_is_named(tmp_path, caplog):
 @pytest.mark.parametrize("name", ["train.csv", "train.jsonl"])
 def test_tables_of_a_cloned_data_set_are_beside_its_card(tmp_path, name):
     table = [{"question": "q", "answer": "a"}] if name.endswith("l") else "question,answer\nq,a\n"
-    files = {"README.md": "card", "LICENSE.txt": "", f"data/{name}": table}
+    files = {"README.md": "card", "requirements.txt": "", f"data/{name}": table}
     folder = write_all(tmp_path / "faq", files)
     assert detect(folder).passages == (str(folder / "data" / name),)
     # Of a site's pages the tables are another matter.

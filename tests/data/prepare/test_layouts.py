@@ -190,6 +190,7 @@ def test_a_folder_of_text_files(prepare_notes):
         "rule.md": "---\nb:\nprose\n---\n",
         "page.html": "<html><head><title>The <b>title</title><style>p {}</style></head><body>"
         "<h1>Head</h1><p>one &amp; two</p><script>no()</script><p>three</p></body></html>",
+        "jekyll.html": "---\ntitle: A site\n---\n<h1>{{ page.title }}</h1><p>text</p>",
         "bare.html": "<h2>Only a heading</h2><p>text</p>",
         "empty.txt": "",
         "packed.MD.gz": "# Packed\n\ntext",
@@ -205,6 +206,7 @@ def test_a_folder_of_text_files(prepare_notes):
         "a_b.txt#1": ("a b", "word0 word1 word2 word3 word4", "a_b.txt"),
         "a_b.txt#2": ("a b", "word5 word6", "a_b.txt"),
         "bare.html#0": ("Only a heading", "text", "bare.html"),
+        "jekyll.html#0": ("A site", "text", "jekyll.html"),
         "code.md#0": ("Use", "Set up:", "code.md"),
         "code.md#1": ("Use", "```bash # install pip ```", "code.md"),
         "code.md#2": ("Use", "run", "code.md"),
