@@ -100,23 +100,19 @@ class TokenArray:
 
 
 @dataclasses.dataclass(frozen=True)
-class TokenizedQueries:
+class TokenizedQueries(TokenArray):
     """One split of one task: token ids, positives and hard negatives of each query.
 
     Attributes:
-        ids: shape [queries, query_length].
-        lengths: real tokens of each query. Shape [queries].
         positives: rows of the passage store, gold first.
         hard_negatives: rows of the passage store.
         query_ids: the source's own ids.
         task: the task's name.
         split: "train", "validation" or "test".
-        fingerprint: fingerprint of all of the above.
+        fingerprint: fingerprint of the tokens and all of the above.
         collection_fingerprint: that of the rows' collection; empty if unknown.
     """
 
-    ids: Int[np.ndarray, "queries length"]
-    lengths: Int[np.ndarray, " queries"]
     positives: Ragged
     hard_negatives: Ragged
     query_ids: list[str]
@@ -124,13 +120,6 @@ class TokenizedQueries:
     split: str
     fingerprint: str
     collection_fingerprint: str = ""
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def tokens(self, rows: Sequence[int] | np.ndarray) -> Tokens:
-        """Ids and mask of the given queries. Shape [rows, query_length]."""
-        return TokenArray(self.ids, self.lengths).tokens(rows)
 
     def with_hard_negatives(self, hard_negatives: Ragged) -> TokenizedQueries:
         """The same queries with other hard negatives, such as mined ones, and a new fingerprint.
