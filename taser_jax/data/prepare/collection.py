@@ -111,8 +111,8 @@ def prepare(
             passages, and the task of files without one in their names.
         passages: a file, several (labelled by their names without suffixes), or label -> file.
         queries: task -> split -> questions, as a path or `QuestionFiles`; a split such as
-            "train+validation" is divided by a hash of the ids, and a file without a split into all
-            three.
+            "train+validation" is divided by a hash of the ids, of questions that have none by their
+            text, and a file without a split into all three.
         directory: base of relative paths; None is the current directory.
         options: how files are divided, and what they may lack.
         unjudged_tasks: tasks whose training questions stay without a positive, to be found later.

@@ -26,6 +26,8 @@ from taser_jax.storage.typed_files import Checked, Natural, Positive, Rate, Shar
 VALIDATION = "validation"
 # Fewer questions of one file are not divided: a test, or a validation, would have a handful.
 FEWEST = 60
+# Begins the ids of questions without one, in a file of several splits.
+_NUMBERED = "question"
 # Shares of the splits of a file that holds several.
 SHARES: Mapping[str, float] = {"train": 0.8, VALIDATION: 0.1, "test": 0.1}
 
@@ -177,7 +179,7 @@ class QuestionSplit:
         judged = None
         if self.files.qrels is not None:
             judged = {judgement.query_id for judgement in read_qrels(self.files.qrels)}
-        prefix = self.split if len(self.sharing) == 1 else "question"
+        prefix = self.split if len(self.sharing) == 1 else _NUMBERED
         for number, question in enumerate(questions):
             if judged is None or question.id in judged or question.answers:
                 id = question.id or f"{prefix}-{number}"
@@ -195,24 +197,24 @@ class QuestionSplit:
                 yield question
 
     def _group(self, question: Question) -> str:
-        """What decides its split: its id, a part of it, its text, or the page of its positives."""
-        if self.pairs and self.task not in self.options.split_groups:
-            # Of rows that ask the same, one in training would answer one in a test.
-            return question.text
-        if self.task not in self.options.split_by_page:
-            # Without a pattern the whole id.
-            pattern = self.options.split_groups.get(self.task, "(?s).*")
-            if (match := re.search(pattern, question.id)) is not None:
-                return match.group()
-            problem = f"the pattern {pattern!r} does not match the id {question.id!r}"
-            fix = "correct the pattern in split_groups, or leave the task out of it"
-            raise DataError(problem, where=f"{question.where}, field 'id'", fix=fix)
-        pages = {place.page_id for place in question.provenance}
-        if len(pages) != 1:
-            problem = f"the positives of {question.id!r} are on {len(pages)} pages"
-            fix = f"take {self.task!r} out of PrepareOptions.split_by_page"
-            raise DataError(problem, where=f"{question.where}, field 'output'", fix=fix)
-        return pages.pop()
+        """What decides its split: the page of its positives, its id, a part of it, or its text."""
+        if self.task in self.options.split_by_page:
+            pages = {place.page_id for place in question.provenance}
+            if len(pages) != 1:
+                problem = f"the positives of {question.id!r} are on {len(pages)} pages"
+                fix = f"take {self.task!r} out of PrepareOptions.split_by_page"
+                raise DataError(problem, where=f"{question.where}, field 'output'", fix=fix)
+            return pages.pop()
+        if (pattern := self.options.split_groups.get(self.task)) is not None:
+            if (match := re.search(pattern, question.id)) is None:
+                problem = f"the pattern {pattern!r} does not match the id {question.id!r}"
+                fix = "correct the pattern in split_groups, or leave the task out of it"
+                raise DataError(problem, where=f"{question.where}, field 'id'", fix=fix)
+            return match.group()
+        # Of rows that ask the same, one in training would answer one in a test; and the numbers of
+        # those without an id follow the order of the rows.
+        is_by_text = self.pairs or re.fullmatch(rf"{_NUMBERED}-\d+", question.id)
+        return question.text if is_by_text else question.id
 
 
 def question_splits(

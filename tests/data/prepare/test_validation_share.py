@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from written_files import beir
+from written_files import beir, write
 
 from taser_jax.data.collections.store import list_tasks
 from taser_jax.data.prepare.collection import left_out_directory
@@ -42,6 +42,23 @@ def test_no_positive_is_on_both_sides():
     assert not sides[0] & sides[1]
     assert sorted(train + held_out, key=lambda query: int(query.id)) == queries
     assert 120 < len(held_out) < 280
+
+
+def test_questions_without_ids_are_divided_alike_in_any_order(tmp_path, prepare_here, queries_of):
+    """A question that is there twice is on one side."""
+    (tmp_path / "p.tsv").write_text("id\ttext\np\tpassage\n")
+    texts = [f"question {n % 150}?" for n in range(200)]
+
+    def divided(texts):
+        records = [{"question": text, "positive_ctxs": [{"passage_id": "p"}]} for text in texts]
+        write(tmp_path / "q.jsonl", records)
+        prepare_here("p.tsv", {"t": "q.jsonl"})
+        splits = ("train", "validation", "test")
+        return [{query.text for query in queries_of("t", split)} for split in splits]
+
+    first = divided(texts)
+    assert sum(map(len, first)) == 150
+    assert divided(texts[::-1]) == first
 
 
 def test_queries_linked_through_others_stay_together():
