@@ -20,6 +20,7 @@ from typing import Any
 
 from etils import epath
 
+from taser_jax.assembly.data import MIXTURE_FILE
 from taser_jax.commands.tokenize import collection_of
 from taser_jax.data.collections.store import SPLITS, collection_directory
 from taser_jax.devices.hosts import first_host_only, keep_compiled_programs, written_by
@@ -33,6 +34,8 @@ FORMAT_VERSION = 2
 FINGERPRINT = ".fingerprint"
 # Arguments and fields with these names hold places of artefacts, and so does all below them.
 _PLACE = re.compile(r".*_dirs?|.*_checkpoint|token_store|vocabulary|.*_embeddings|memories")
+# A training's token store also has its mixture's weights, which another tokenising may change.
+_TRAINED_ON, _OF_MIXTURE = "data.token_store", f"{FINGERPRINT}.weights"
 # Pretrained weights: a folder, which may have others by now, or a name.
 _WEIGHTS = re.compile(r"\bpretrained\.(passage_)?source$")
 # What is printed or traced changes no result; embeddings shared by text are those that
@@ -153,7 +156,7 @@ class Stages:
         # What was set explains a changed artefact, and not the other way round.
         keys = sorted(recorded.keys() | inputs.keys(), key=lambda key: (FINGERPRINT in key, key))
         for key in keys:
-            place = key.removesuffix(FINGERPRINT)
+            place = key.removesuffix(".weights" if key.endswith(_OF_MIXTURE) else FINGERPRINT)
             is_here = place != key and place in recorded and place in inputs
             # An artefact in the directory that was not there yet, or has been deleted since.
             if is_here and not (key in recorded and key in inputs):
@@ -252,6 +255,9 @@ def stage_inputs(
                 inputs[f"{key}{FINGERPRINT}"] = fingerprint
             if below is not None or fingerprint is None:
                 inputs[key] = place if below is None else below
+            if name == _TRAINED_ON:
+                mixture = artifacts.read_json(pathlib.Path(place) / MIXTURE_FILE, absent={})
+                inputs[f"{name}{_OF_MIXTURE}"] = mixture.get("weights")
     return inputs
 
 

@@ -181,6 +181,31 @@ def test_a_changed_artefact_is_refused(world, file, content, named):
         run_mine(world)
 
 
+def test_a_training_depends_on_the_weights_of_the_mixture(world):
+    """Tokenising writes them anew where all else is the same."""
+    mixture = world / "tokens" / "mixture.json"
+    out = world / "out"
+
+    def train(function=never(work)):
+        data = {"token_store": str(world / "tokens")}
+        return Stages(out).run("train", function, data=data)
+
+    mixture.write_text('{"weights": {"nq": 1.0, "squad": 1.0}}')
+    train(work)
+    train()
+    mixture.write_text('{"weights": {"nq": 1.0, "squad": 2.0}}')
+    with pytest.raises(
+        ConfigError, match=r"token_store.fingerprint.weights was .*'squad': 1.0.* 2"
+    ):
+        train()
+    # A record of before has none.
+    record = out / "stages" / "train.json"
+    content = json.loads(record.read_text())
+    del content["inputs"]["data.token_store.fingerprint.weights"]
+    write_json(record, content)
+    train()
+
+
 def test_other_pretrained_weights_at_the_same_place_are_refused(tmp_path):
     """Known by name and content; what reads as before, or is gone by now, is no other input."""
     weights = tmp_path / "bert"
