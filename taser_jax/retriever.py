@@ -170,9 +170,8 @@ class Retriever:
         without_dropout = BertConfig(dropout_rate=0.0, attention_dropout_rate=0.0)
         bert = pretrained_bert(directory, numerics=without_dropout)
         settings = read_encoder_settings(directory)
-        config = DualEncoderConfig(
-            bert=bert, pooling=settings.pooling, normalization=settings.normalization
-        )
+        pooling, normalization = settings.pooling, settings.normalization
+        config = DualEncoderConfig(bert, pooling=pooling, normalization=normalization)
         vocabulary = load_vocabulary(directory, rows=bert.vocab_size)
         facts: dict[str, object] = {**text_facts(directory)}
         longest = min(settings.max_length or bert.max_length, bert.max_length)
@@ -205,8 +204,7 @@ class Retriever:
     @property
     def has_hybrid(self) -> bool:
         """Whether a comparison recommended BM25 beside the model, with an index and a weight."""
-        collection = self._passages.collection
-        return collection is not None and collection.sparse is not None
+        return self._passages.sparse is not None
 
     def for_task(self, task: str | None) -> Retriever:
         """The same retriever with a task's prompt, length and query encoder.

@@ -15,11 +15,12 @@ from taser_jax.data.collections.store import PassageStore, write_collection
 from taser_jax.data.text.vocabularies import Vocabulary
 from taser_jax.retrieval.bm25 import Bm25Index, title_and_text
 from taser_jax.retrieval.embeddings import write_embeddings
+from taser_jax.retrieval.fusion import ScoreNormalization
 from taser_jax.retrieval.index import build_index
 from taser_jax.retrieval.passages import Passages, Sparse
 from taser_jax.storage.artifacts import FilePath, is_remote, write_json
 from taser_jax.storage.errors import DataError
-from taser_jax.storage.typed_files import read_typed
+from taser_jax.storage.typed_files import read_typed, to_plain
 
 RETRIEVER_FILE = "retriever.json"
 _VERSION = 1
@@ -47,6 +48,7 @@ class RetrieverParts:
         collection: the collection.
         bm25_dir: BM25's index of it, where a hybrid was recommended.
         alpha: weight of BM25's scores there.
+        normalization: of the scores for which α was chosen; None means by the scores themselves.
     """
 
     model_dir: str
@@ -55,6 +57,7 @@ class RetrieverParts:
     collection: str
     bm25_dir: str | None = None
     alpha: float | None = None
+    normalization: ScoreNormalization | None = None
 
 
 def write_parts(directory: FilePath, parts: RetrieverParts) -> None:
@@ -62,7 +65,7 @@ def write_parts(directory: FilePath, parts: RetrieverParts) -> None:
 
     Folders below it are relative to it, so that the whole can be moved; others are absolute.
     """
-    values = {name: value for name, value in dataclasses.asdict(parts).items() if value is not None}
+    values = {name: value for name, value in to_plain(parts).items() if value is not None}
     root = pathlib.Path(directory).resolve()
     for name in _FOLDERS & values.keys():
         if is_remote(values[name]):
@@ -95,7 +98,9 @@ def read_parts(directory: FilePath) -> RetrieverParts | None:
             problem = f"{name} is {named[name]!r}, and no such folder is there any more"
             fix = "move that folder back, or write into this file where it is now"
             raise DataError(problem, where=str(path), fix=fix)
-    return RetrieverParts(**folders, collection=parts.collection, alpha=parts.alpha)
+    return RetrieverParts(
+        **folders, collection=parts.collection, alpha=parts.alpha, normalization=parts.normalization
+    )
 
 
 def open_sparse(parts: RetrieverParts | None, store: PassageStore) -> Sparse | None:
@@ -103,7 +108,7 @@ def open_sparse(parts: RetrieverParts | None, store: PassageStore) -> Sparse | N
     if parts is None or parts.bm25_dir is None or parts.alpha is None:
         return None
     prints = {"collection": store.fingerprint}
-    return Sparse(Bm25Index(parts.bm25_dir, fingerprints=prints), parts.alpha)
+    return Sparse(Bm25Index(parts.bm25_dir, fingerprints=prints), parts.alpha, parts.normalization)
 
 
 def write_retriever(
@@ -137,10 +142,12 @@ def write_retriever(
     write_embeddings(root / "embeddings", embeddings, prints, normalization)
     build_index(root / "embeddings", index_dir)
     parts = RetrieverParts(model_dir, index_dir, data_dir, "passages")
-    if passages.collection is not None and (sparse := passages.collection.sparse) is not None:
+    if (sparse := passages.sparse) is not None:
         texts = map(title_and_text, stored)
         Bm25Index.build(texts, bm25_dir, config=sparse.index.config, fingerprints=collection)
-        parts = dataclasses.replace(parts, bm25_dir=bm25_dir, alpha=sparse.alpha)
+        parts = dataclasses.replace(
+            parts, bm25_dir=bm25_dir, alpha=sparse.alpha, normalization=sparse.normalization
+        )
     write_parts(root, parts)
 
 

@@ -21,8 +21,8 @@ from taser_jax.data.token_store.store import TokenStore
 from taser_jax.models.batch import Role
 from taser_jax.retrieval.bm25 import Bm25Index, title_and_text
 from taser_jax.retrieval.exact import ExactSearcher
-from taser_jax.retrieval.fusion import DEFAULT_SHARE
-from taser_jax.retrieval.passages import Collection, Passages
+from taser_jax.retrieval.fusion import DEFAULT_SHARE, ScoreNormalization
+from taser_jax.retrieval.passages import Collection, Passages, Sparse
 from taser_jax.retrieval.runs import SearchResult
 from taser_jax.retriever_parts import RETRIEVER_FILE, RetrieverParts, read_parts, write_parts
 from taser_jax.serving.engine import Engine, Work
@@ -56,7 +56,8 @@ def trained(parts):
 @pytest.fixture
 def hybrid_dir(parts, compared, tmp_path):
     """A retriever's folder with BM25, whose weight is 0.3."""
-    beside = dataclasses.replace(parts, bm25_dir=str(compared / "bm25" / "index"), alpha=0.3)
+    plain = {"alpha": 0.3, "normalization": ScoreNormalization.NONE}
+    beside = dataclasses.replace(parts, bm25_dir=str(compared / "bm25" / "index"), **plain)
     write_parts(tmp_path, beside)
     return tmp_path
 
@@ -124,6 +125,24 @@ def test_a_hybrid_search_adds_bm25s_scores(parts, compared, hybrid_dir):
             assert hit.dense == pytest.approx(by_dense.get(hit.passage.id), abs=1e-5)
             assert hit.sparse == pytest.approx(by_bm25.get(hit.passage.id), abs=1e-5)
     assert not by_bm25
+
+
+@pytest.mark.parametrize("normalization", [ScoreNormalization.NONE, ScoreNormalization.MIN_MAX])
+def test_a_hybrid_search_adds_scores_as_they_were_when_alpha_was_chosen(tmp_path, normalization):
+    """Whatever its own scores are, which are small, and those of the questions beside it."""
+    store = write_collection(tmp_path, "capitals", CAPITALS)
+    index = Bm25Index.build(map(title_and_text, CAPITALS), tmp_path / "bm25")
+    embeddings = ExactSearcher(np.eye(len(CAPITALS), dtype=np.float32))
+    passages = Passages(Collection(store, embeddings, Sparse(index, 0.5, normalization)))
+    vectors = np.stack([np.linspace(0, 0.9, len(CAPITALS)), np.linspace(0, 90, len(CAPITALS))])
+    questions = ["the Seine in Paris", "Berlin"]
+    both = passages.hybrid_search(questions, vectors, k=3)
+    alone = [passages.hybrid_search([q], vectors[[n]], k=3) for n, q in enumerate(questions)]
+    assert both == [hits for (hits,) in alone]
+    for hit in both[0]:
+        if hit.dense is not None and hit.sparse is not None and normalization.value == "none":
+            assert hit.score == pytest.approx(hit.dense + 0.5 * hit.sparse)
+    assert (both[0][0].score < 1) is (normalization is ScoreNormalization.MIN_MAX)
 
 
 def test_a_hybrid_search_of_changed_passages_is_bm25_built_anew(

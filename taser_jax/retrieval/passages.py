@@ -10,9 +10,9 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from taser_jax.data.collections.store import PassageStore
+from taser_jax.retrieval import fusion
 from taser_jax.retrieval.bm25 import Bm25Index, title_and_text
 from taser_jax.retrieval.exact import ExactSearcher, Searcher
-from taser_jax.retrieval.fusion import HybridConfig, default_alpha, fuse, settle
 from taser_jax.retrieval.runs import NO_ROW, Run, SearchResult, merge
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.records import Passage
@@ -43,10 +43,12 @@ class Sparse:
     Attributes:
         index: of the same passages.
         alpha: weight of its scores in the sum.
+        normalization: of the lists that α was chosen for; None means by their scores.
     """
 
     index: Bm25Index
     alpha: float
+    normalization: fusion.ScoreNormalization | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +71,9 @@ class Passages:
 
     Rows are those on disk, then those in memory. Every task's view of a retriever has the same.
 
+    Attributes:
+        sparse: BM25 beside those on disk; None without it.
+
     Args:
         collection: passages on disk; None begins with none.
     """
@@ -81,8 +86,9 @@ class Passages:
         self._embeddings = np.zeros((0, 0), np.float32)
         self._searcher: Searcher | None = None
         self._bm25: tuple[Bm25Index, np.ndarray] | None = None
-        if collection is not None and collection.sparse is not None:
-            self._bm25 = collection.sparse.index, np.arange(self._stored)
+        self.sparse = None if collection is None else collection.sparse
+        if self.sparse is not None:
+            self._bm25 = self.sparse.index, np.arange(self._stored)
 
     def __len__(self) -> int:
         return self._stored - len(self._removed) + len(self._added)
@@ -107,9 +113,8 @@ class Passages:
     def get(self, rows: Sequence[int]) -> list[Passage]:
         """Passages of rows."""
         on_disk = [row for row in rows if row < self._stored]
-        stored: dict[int, Passage] = {}
-        if self.collection is not None:
-            stored = dict(zip(on_disk, self.collection.store.get_many(on_disk), strict=True))
+        read = [] if self.collection is None else self.collection.store.get_many(on_disk)
+        stored = dict(zip(on_disk, read, strict=True))
         added = list(self._added.values()) if len(on_disk) < len(rows) else []
         return [stored[row] if row < self._stored else added[row - self._stored] for row in rows]
 
@@ -158,11 +163,10 @@ class Passages:
         """BM25's index of all passages, and their rows; built anew when they have changed."""
         if self._bm25 is None:
             rows = self.rows()
-            sparse = None if self.collection is None else self.collection.sparse
             # What is mapped stays readable without its file.
             with tempfile.TemporaryDirectory(prefix="taser-bm25-") as folder:
                 texts = map(title_and_text, self.get(rows))
-                config = None if sparse is None else sparse.index.config
+                config = None if self.sparse is None else self.sparse.index.config
                 self._bm25 = Bm25Index.build(texts, folder, config=config), np.array(rows)
         return self._bm25
 
@@ -202,18 +206,19 @@ class Passages:
             k: passages per question.
         """
         k = self._at_most(k)
-        config = HybridConfig(depth=max(k, HybridConfig.depth))
+        config = fusion.HybridConfig(depth=max(k, fusion.HybridConfig.depth))
         numbers = [str(number) for number in range(len(questions))]
         dense = Run.of(numbers, self.search(embeddings, config.depth))
         index, row_of = self.bm25()
         result = index.search(questions, config.depth)
         rows = np.where(result.rows == NO_ROW, NO_ROW, row_of[result.rows])
         sparse = Run.of(numbers, SearchResult(rows.astype(np.int32), result.scores))
-        if self.collection is not None and self.collection.sparse is not None:
-            alpha = self.collection.sparse.alpha
+        if self.sparse is None:
+            alpha = fusion.default_alpha(fusion.settle(config, [(dense, sparse)]))
         else:
-            alpha = default_alpha(settle(config, [(dense, sparse)]))
-        fused = fuse(dense, sparse, alpha=alpha, k=k, config=config)
+            alpha = self.sparse.alpha
+            config = dataclasses.replace(config, normalization=self.sparse.normalization)
+        fused = fusion.fuse(dense, sparse, alpha=alpha, k=k, config=config)
         by_row = zip(*map(_scores_by_row, (dense, sparse, fused)), strict=True)
         return [
             [

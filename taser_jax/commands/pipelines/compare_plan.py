@@ -10,6 +10,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float64, Int64
 
+from taser_jax.retrieval.fusion import ScoreNormalization
+
 _MULTIPLE = 16
 # Where fewer steps fit, blocks are frozen and then the second round is dropped, to fit more.
 _ENOUGH_STEPS = 100
@@ -390,9 +392,13 @@ class Choice:
         alphas: dense candidate -> α of its hybrid.
         gains: candidate -> its gain over the baseline, in the measure's units.
         queries: number of queries that decided.
+        normalizations: dense candidate -> of the lists that its α was chosen for.
     """
 
     row: str
     alphas: Mapping[str, float]
     gains: Mapping[str, Gain]
     queries: int
+    normalizations: Mapping[str, ScoreNormalization | None] = dataclasses.field(
+        default_factory=dict
+    )

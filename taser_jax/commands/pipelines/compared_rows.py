@@ -29,6 +29,7 @@ from taser_jax.retrieval.bm25 import Bm25Config
 from taser_jax.retriever_parts import RetrieverParts, write_parts
 from taser_jax.storage.artifacts import file_name, write_json
 from taser_jax.storage.progress import logger
+from taser_jax.storage.typed_files import typed
 
 UNTRAINED = "Pretrained, untrained"
 
@@ -83,7 +84,7 @@ class ComparedRows(Comparison):
     def index_only(self) -> None:
         """A collection without queries: the pretrained model and its index, ready to ask."""
         self.untrained(UNTRAINED, self._as_pretrained(), splits=())
-        self._leave(UNTRAINED, self._folders[UNTRAINED])
+        self._leave(UNTRAINED, self._parts(self._folders[UNTRAINED]))
 
     def compare(self) -> ResultsTable:
         """All rows, and the choice among them."""
@@ -99,8 +100,7 @@ class ComparedRows(Comparison):
         by = f"{choice.queries} queries" if choice.queries else "default"
         for name, folder in self._folders.items():
             self.add_bm25(name, folder, alpha=choice.alphas[name], chosen_by=by)
-        measures = self.setting.evaluation.measures
-        table = print_table(self.setting, self.rows, by_task=measures[-1])
+        table = print_table(self.setting, self.rows, by_task=self.setting.evaluation.measures[-1])
         self._finish(choice)
         return table
 
@@ -136,7 +136,7 @@ class ComparedRows(Comparison):
             evaluation=setting.evaluation,
             **self.data,
         )
-        return Choice(**chosen)
+        return typed(chosen, Choice, where="choose")
 
     def _fold(self, number: int, chosen: Plan) -> pathlib.Path:
         """Trains each system without a fold's queries, and ranks these with it."""
@@ -207,29 +207,33 @@ class ComparedRows(Comparison):
         if choice.queries < 30 and errors:
             what = "%d labelled queries chose it: they cannot tell differences below ± %.1f points"
             logger.warning(what, choice.queries, 1.96 * max(errors))
-        alpha = choice.alphas[dense] if is_hybrid else None
+        parts = self._parts(self._folders[dense])
+        if is_hybrid:
+            parts = dataclasses.replace(
+                parts,
+                bm25_dir=str(self.root / "bm25" / "index"),
+                alpha=choice.alphas[dense],
+                normalization=choice.normalizations.get(dense),
+            )
         # JSON has no infinity: a task has one query, which has no standard error.
         gains = {
             name: [mean, error if math.isfinite(error) else None]
             for name, (mean, error) in choice.gains.items()
         }
-        recommended = {"row": row, "alpha": alpha, "queries": choice.queries, "gains": gains}
+        recommended = {"row": row, "alpha": parts.alpha, "queries": choice.queries, "gains": gains}
         write_json(self.root / "recommended.json", recommended)
         queries = QuerySet.open(**self.data, task=self.tasks_with("test")[0], split="test")
-        lines = sorted({0, len(queries) // 3, 2 * len(queries) // 3})
         print(f"\nTest queries, answered by {row}:")
-        asked = [queries[line].text for line in lines]
-        self._leave(system, self._folders[dense], questions=asked, alpha=alpha)
+        lines = sorted({0, len(queries) // 3, 2 * len(queries) // 3})
+        self._leave(system, parts, questions=[queries[line].text for line in lines])
 
-    def _leave(
-        self, system: str, folder: str, *, questions: Sequence[str] = (), alpha: float | None = None
-    ) -> None:
-        """Leaves retriever.json, prints what it finds, and exports the model of a dense row."""
+    def _parts(self, folder: str) -> RetrieverParts:
+        """A retriever of a folder's model alone."""
         model_dir, index_dir = (str(self.root / folder / name) for name in ("model", "index"))
-        parts = RetrieverParts(model_dir, index_dir, self.setting.data_dir, self.collection)
-        if alpha is not None:
-            bm25_dir = str(self.root / "bm25" / "index")
-            parts = dataclasses.replace(parts, bm25_dir=bm25_dir, alpha=alpha)
+        return RetrieverParts(model_dir, index_dir, self.setting.data_dir, self.collection)
+
+    def _leave(self, system: str, parts: RetrieverParts, *, questions: Sequence[str] = ()) -> None:
+        """Leaves retriever.json, prints what it finds, and exports the model of a dense row."""
         write_parts(self.root, parts)
         if questions:
             ask(questions=questions, task=next(iter(self.splits)), directory=str(self.root))

@@ -253,6 +253,7 @@ def choose(
     """
     store = PassageStore.open(data_dir, collection)
     alphas: dict[str, float] = {}
+    normalizations: dict[str, fusion.ScoreNormalization | None] = {}
     values: dict[str, dict[str, Float64[np.ndarray, " queries"]]] = {}
     count = 0
     for name, directories in dense_dirs.items():
@@ -267,7 +268,7 @@ def choose(
             dense, sparse = map(_joined, zip(*parts, strict=True))
             sets[task] = development_set(dense, sparse, queries, store, measure, evaluation)
         settled = fusion.settle(config, [(each.dense, each.sparse) for each in sets.values()])
-        default = fusion.default_alpha(settled)
+        default, normalizations[name] = fusion.default_alpha(settled), settled.normalization
         if split == "test":
             alphas[name] = default
             continue
@@ -289,7 +290,8 @@ def choose(
     for name, gain in gains.items():
         points = f"{100 * gain.mean:+.1f} points of {measure} against {baseline}"
         logger.info("%s: %s, ± %.1f", name, points, 100 * gain.error)
-    return compare_plan.Choice(compare_plan.recommend(gains, baseline), alphas, gains, count)
+    best_row = compare_plan.recommend(gains, baseline)
+    return compare_plan.Choice(best_row, alphas, gains, count, normalizations)
 
 
 def _lists(dense: str, sparse: str, queries: QuerySet, store: PassageStore) -> list[Run]:

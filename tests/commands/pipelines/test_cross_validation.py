@@ -20,7 +20,7 @@ from taser_jax.commands.pipelines.cross_validation import (
 from taser_jax.data.collections.store import PassageStore, QuerySet, write_collection, write_queries
 from taser_jax.data.token_store.negatives import read_negatives, write_negatives
 from taser_jax.retrieval.bm25 import Bm25Config
-from taser_jax.retrieval.fusion import DEFAULT_SHARE
+from taser_jax.retrieval.fusion import DEFAULT_SHARE, ScoreNormalization
 from taser_jax.storage.records import Passage, Query
 
 QUERIES = 12
@@ -203,6 +203,8 @@ def test_test_queries_choose_nothing_and_alpha_follows_the_widths_of_the_lists(d
     chosen = choice(data_dir, tmp_path, [[n, 18] for n in range(QUERIES)], split="test")
     assert (chosen.row, chosen.queries, chosen.gains) == ("untrained + BM25", 0, {})
     assert chosen.alphas == {"untrained": DEFAULT_SHARE, "trained": 10 * DEFAULT_SHARE}
+    plain = {name: kind is ScoreNormalization.NONE for name, kind in chosen.normalizations.items()}
+    assert plain == {"untrained": False, "trained": True}
 
 
 def test_bm25_keeps_the_default_unless_another_is_better(data_dir, tmp_path):
