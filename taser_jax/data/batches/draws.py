@@ -130,10 +130,12 @@ def rates_from_weights(weights: Mapping[str, float], sizes: Mapping[str, int]) -
     missing = sorted(sizes.keys() - weights.keys())
     if missing:
         raise ConfigError(f"no weight for task {missing[0]!r}", fix="give every task a weight")
-    weight_sum, size_sum = sum(weights.values()), sum(sizes[task] for task in weights)
+    # A task without queries has a rate, too: `check_queries` names it.
+    counts = {task: max(sizes[task], 1) for task in weights}
+    weight_sum, size_sum = sum(weights.values()), sum(counts.values())
     # One division: weights that are the sizes give exactly 1, and every batch of an epoch.
     return {
-        task: weight * size_sum / (weight_sum * sizes[task]) for task, weight in weights.items()
+        task: weight * size_sum / (weight_sum * counts[task]) for task, weight in weights.items()
     }
 
 

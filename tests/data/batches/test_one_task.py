@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from tiny_training import store_writer
 
+from taser_jax.data.batches.draws import rates_from_weights
 from taser_jax.data.batches.one_task import BatchStream
 from taser_jax.data.batches.stream import BatchingConfig, FalseNegatives, PositiveChoice
 from taser_jax.data.token_store.arrays import Ragged
@@ -235,3 +236,8 @@ def test_bad_data_is_named(toy, tmp_path):
         BatchStream(other, {"nq": nq}, with_config(rates={}))
     with pytest.raises(ConfigError, match="8 queries in 3 parts"):
         BatchStream(store, tasks, CONFIG, share=HostShare((0,), 3))
+    # A preprocessor, or mining, may have dropped all queries of a task.
+    some, emptied = write_store(tmp_path / "some", {"t": ([], []), "u": ([[0]] * 8, [[1]] * 8)})
+    rates = rates_from_weights({"t": 3.0, "u": 1.0}, {task: len(emptied[task]) for task in "tu"})
+    with pytest.raises(DataError, match="task 't', split 'train': no queries"):
+        BatchStream(some, emptied, with_config(rates=rates))
