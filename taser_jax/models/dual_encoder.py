@@ -31,7 +31,7 @@ from taser_jax.models.stack import Remat
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.typed_files import Checked
 
-# The smallest squared norm divided by: a zero vector stays zero, and so does its gradient.
+# The smallest squared norm divided by: a zero vector stays zero.
 _SMALLEST_SQUARE = 1e-24
 
 Params: TypeAlias = PyTree

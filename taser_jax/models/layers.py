@@ -108,7 +108,7 @@ def float32_einsum(
     other products. In float32 nothing changes.
 
     Args:
-        equation: einsum equation of two operands, in which every index appears twice.
+        equation: einsum equation of two operands; every index is in two of its terms, or in all.
         left: first operand.
         right: second operand.
     """

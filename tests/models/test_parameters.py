@@ -183,7 +183,10 @@ SEPARATE = functools.partial(DualEncoderConfig, towers=Towers.SEPARATE)
         (tiny_bert, {"dropout_rate": 1.0}, r"dropout_rate is 1\.0"),
         (tiny_t5, {"num_buckets": 7}, "num_buckets is 7"),
         (tiny_t5, {"max_distance": 2}, "max_distance is 2"),
-        (tiny_t5, {"mlp_activations": ("silu", "linear")}, "(?s)mlp_activations.*'gelu', 'linear'"),
+        *(
+            (tiny_t5, {"mlp_activations": names}, "(?s)mlp_activations.*'gelu', 'linear'")
+            for names in ((), ("silu", "linear"), ("gelu",), ("linear", "gelu"))
+        ),
         (ExpertConfig, {"num_experts": 3}, "even number"),
         (DualEncoderConfig, {"query_tasks": ("nq",)}, "query_tasks with tied towers"),
         (functools.partial(DualEncoderConfig, TWO_BLOCKS), {"experts": TWO_EXPERTS}, r"\(1 to 2\)"),
