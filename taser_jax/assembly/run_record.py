@@ -26,7 +26,7 @@ from taser_jax.storage.typed_files import flatten
 from taser_jax.training.loop import MetricWriter
 
 _UNSET = "unset"
-# Of these, none changes what a step computes, but for the schedule that follows the steps.
+# None changes what a step computes, but for draws of dropout and the schedule that follows steps.
 _MAY_CHANGE = (
     "training.loop.",
     "training.checkpoints.",

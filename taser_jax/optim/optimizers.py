@@ -32,9 +32,9 @@ def layer_factors(params: PyTree, *, decay: float) -> PyTree[float]:
 
     TASER's code with n = 12 and decay 0.8 has embeddings at depth 0 (0.8^14 = 0.044), layer i
     (from 0) at depth i + 1 (layer 0: 0.055, layer 11: 0.64) and everything above the layers at
-    depth 14 (factor 1), a decoder that fuses documents too. A router in a layer has that layer's
-    depth. A gate shared by all specialised blocks lies outside the layers and has depth 8 of 12 in
-    TASER's code (factor 0.262), here two thirds of n.
+    depth 14 (factor 1), a decoder that fuses documents and MPNet's relative positions too. A router
+    in a layer has that layer's depth. A gate shared by all specialised blocks lies outside the
+    layers and has depth 8 of 12 in TASER's code (factor 0.262), here two thirds of n.
 
     Args:
         params: parameters, arrays or abstract, with paths that hold "layers_<i>".
