@@ -329,6 +329,8 @@ def _not_utf8(where: str, error: UnicodeDecodeError) -> DataError:
     utf_16 = error.object.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     other = "windows-1252 (or windows-1251, gb18030, cp932, cp949: look at the result)"
     fix = f"convert it with iconv -t utf-8 -f {'utf-16' if utf_16 else other}"
+    if error.object.startswith((b"PK\x03\x04", b"%PDF")):
+        fix = "save it as CSV or as text: it is a file of Office or a PDF"
     return DataError(f"not UTF-8: byte 0x{bad} ({error.reason})", where=where, fix=fix)
 
 

@@ -340,6 +340,9 @@ def named(
     for where, row in rows:
         if not len(names) - optional <= len(row) <= len(names):
             fix = "check for a missing tab, tabs or newlines within a text, or a quote left open"
+            if optional and len(row) == 1:
+                fix = "name the columns in a first line, such as id,title,text or question,answer; "
+                fix += "save what is no table as .txt"
             raise DataError(f"{len(row)} columns, not {expected}", where=where, fix=fix)
         # A column without a name is empty, or numbers the rows, as pandas writes it.
         yield Record(where, {name: value for name, value in zip(names, row, strict=False) if name})

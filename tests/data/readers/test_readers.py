@@ -317,6 +317,7 @@ BAD_PASSAGES = [
     ("p.tsv", f"{HEADER}\ta\tb\n", ":3, field 'id': the id is empty"),
     ("p.tsv", "1\ta\tA\ttab\n", r":1: 4 columns, not 2 or 3(.|\n)*newlines within a text"),
     ("p.tsv", "id\ttext\tparagraph_id\n1\ta\tx\n", ":2, field 'paragraph_id': found 'x'"),
+    ("p.csv", "Frage;Antwort\n", r":1: 1 columns(.|\n)*fix: name the columns in a first line"),
     ("p.tsv", "id\ttext\n", ": there is no passage in it"),
     ("c.jsonl", [PASSAGE, {"text": "x"}], ":2, field 'id': the id is empty"),
     ("c.jsonl", [PASSAGE, {"_id": "d9"}], ":2, field 'text': no field 'text'"),
