@@ -86,7 +86,7 @@ def test_bytes_that_are_not_utf8_are_named_with_their_line(tmp_path):
     with pytest.raises(DataError, match=r"windows\.txt:1: not UTF-8: .*\n  fix: .*-f utf-16"):
         list(files.numbered_lines(path))
     sheet = write(tmp_path / "faq.xlsx", b"PK\x03\x04\xff")
-    with pytest.raises(DataError, match="not UTF-8: .*\n  fix: save it as CSV"):
+    with pytest.raises(DataError, match=r"not UTF-8: .*\n  fix: save it as CSV"):
         list(files.numbered_lines(sheet))
 
 
