@@ -94,13 +94,15 @@ def qrels_of(queries: Iterable[Query]) -> Qrels:
         DataError: no query has a positive.
     """
     qrels: Qrels = {}
+    task = ""
     for query in queries:
+        task = query.task
         if query.positives:
             grades = query.relevance or (1,) * len(query.positives)
             qrels[query.id] = dict(zip(query.positives, grades, strict=True))
     if not qrels:
-        fix = "evaluate by answers, or give the queries their positives"
-        raise DataError("no query has a positive passage", where="qrels of the queries", fix=fix)
+        fix = "leave the task out, evaluate it by answers, or give its queries their positives"
+        raise DataError("no query has a positive passage", where=f"task {task!r}", fix=fix)
     return qrels
 
 

@@ -191,10 +191,8 @@ def _comparison(
     difference: float | np.floating, means: Float64[np.ndarray, " resamples"]
 ) -> PairedComparison:
     low, high = np.quantile(means, [0.025, 0.975])
-    other_side = min((means <= 0).mean(), (means >= 0).mean())
-    return PairedComparison(
-        float(difference), float(low), float(high), float(min(1.0, 2 * other_side))
-    )
+    p_value = min(1.0, 2 * min((means <= 0).mean(), (means >= 0).mean()))
+    return PairedComparison(*map(float, (difference, low, high, p_value)))
 
 
 @dataclasses.dataclass(frozen=True)

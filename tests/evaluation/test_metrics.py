@@ -135,7 +135,7 @@ def test_qrels_of_queries():
         Query("c", "?", "t", positives=(2, 4), relevance=(2, 1)),
     ]
     assert metrics.qrels_of(queries) == {"a": {3: 1, 1: 1}, "c": {2: 2, 4: 1}}
-    with pytest.raises(DataError, match="no query has a positive"):
+    with pytest.raises(DataError, match=r"task 't': no query has a positive"):
         metrics.qrels_of([queries[1]])
 
 
