@@ -19,6 +19,7 @@ from taser_jax.assembly.model_directory import (
     write_model,
 )
 from taser_jax.data.collections.store import PassageStore
+from taser_jax.data.text.preprocessors import check_length
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.devices.hosts import writes
 from taser_jax.devices.mesh import MeshConfig, make_mesh
@@ -71,6 +72,8 @@ def import_model(
         DataError: missing or damaged files.
     """
     check_lengths(feature_lengths)
+    for length in feature_lengths.values():
+        check_length(length)
     directory = pathlib.Path(model_dir)
     sources = [fetch(pretrained.source)]
     if pretrained.passage_source is not None:
@@ -107,12 +110,7 @@ def import_model(
         draw = drawn_without(loaded, functools.partial(init_params, module))
         params = place_pretrained(loaded, params=jax.jit(draw)(named_key(seed, "init")))
         write_model(
-            scratch,
-            module,
-            params,
-            facts=facts,
-            partitioner=partitioner,
-            config_text=config_text,
+            scratch, module, params, facts=facts, partitioner=partitioner, config_text=config_text
         )
     logger.info("%s: %s parameters in %s", pretrained.source, parameter_count(params), model_dir)
     return parameter_count(params)

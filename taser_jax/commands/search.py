@@ -267,7 +267,7 @@ def hybrid(
         dense = inputs.read_task_run(dense_dir, queries, store)
         return dense, inputs.read_task_run(sparse_dir, queries, store)
 
-    runs = {task: both(store.queries(task, split)) for task in names}
+    development: list[str] = []
     if alpha is None:
         development = inputs.tasks_with(
             store,
@@ -276,6 +276,8 @@ def hybrid(
             where="hybrid.development_split, on which alpha is chosen",
             fix="set hybrid.alpha=1.0, say, or run `taser prepare` with VALIDATION_SHARE=0.1",
         )
+    runs = {task: both(store.queries(task, split)) for task in names}
+    if alpha is None:
         sets = {
             task: development_set(*both(queries), queries, store, measure, evaluation)
             for task in development

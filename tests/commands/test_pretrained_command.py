@@ -206,6 +206,8 @@ def test_import_without_a_vocabulary_says_what_to_give(checkpoint, tmp_path):
         load_into(tmp_path / "model", bare, model=taser(checkpoint))
     with pytest.raises(ConfigError, match="expected: of query and passage"):
         load_into(tmp_path / "model", checkpoint, feature_lengths={"query": 32})
+    with pytest.raises(ConfigError, match="4 tokens or more"):
+        load_into(tmp_path / "model", checkpoint, feature_lengths={"query": -3, "passage": 32})
     assert not list(tmp_path.glob("model/*"))
 
 

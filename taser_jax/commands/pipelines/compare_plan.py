@@ -223,11 +223,7 @@ def shorter_passages(query: FittedLength, passage: FittedLength) -> dict[int, fl
 
 
 def plan(
-    costs: Costs,
-    preferred: Plan,
-    *,
-    minutes: float | None,
-    fixed: Collection[str] = (),
+    costs: Costs, preferred: Plan, *, minutes: float | None, fixed: Collection[str] = ()
 ) -> Plan:
     """Fits a comparison to a budget: first fewer steps, then frozen blocks, one round, two folds.
 
