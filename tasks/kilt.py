@@ -1,19 +1,11 @@
 """KILT's eight tasks with the lengths and prompts of TACO-DR (Table 5).
 
-`taser prepare --gin_file=runs/kilt_full_prepare.gin` makes the collection "kilt",
-with the tasks below. Four mixtures, by what is put before the queries: "kilt" nothing,
-"kilt_name" the task's name and the end of a text,
-"kilt_name_t5" the name and <extra_id_1> as in TACO-DR's code (a T5 vocabulary with extra ids),
-"kilt_marker" its family's marker.
+`taser prepare --gin_file=runs/kilt_full_prepare.gin` makes the collection "kilt", with the tasks
+below. `kilt_prompts` names their four mixtures.
 """
 
-from taser_jax.tasks import (
-    Family,
-    Prompt,
-    TaskPrompt,
-    add_retrieval_mixture,
-    add_retrieval_task,
-)
+from taser_jax.tasks import Family
+from taser_jax.tasks.kilt_prompts import add_mixtures
 
 # Task of the collection -> name in its prompt, family, tokens of a query.
 TASKS = {
@@ -27,21 +19,4 @@ TASKS = {
     "aida": ("AIDA", Family.ENTITY_LINKING, 128),
 }
 
-# Mixture -> kind of prompt, and what separates it from the query (None: the end of a text).
-MIXTURES = {
-    "kilt": (Prompt.NONE, None),
-    "kilt_name": (Prompt.NAME, None),
-    "kilt_name_t5": (Prompt.NAME, "<extra_id_1>"),
-    "kilt_marker": (Prompt.MARKER, None),
-}
-
-for _mixture, (_prompt, _separator) in MIXTURES.items():
-    for _task, (_name, _family, _length) in TASKS.items():
-        add_retrieval_task(
-            f"{_mixture}_{_task}",
-            collection="kilt",
-            task=_task,
-            prompt=TaskPrompt(_prompt, name=_name, family=_family, separator=_separator),
-            query_length=_length,
-        )
-    add_retrieval_mixture(_mixture, [f"{_mixture}_{_task}" for _task in TASKS])
+add_mixtures("kilt", TASKS)
