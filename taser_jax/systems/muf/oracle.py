@@ -84,8 +84,8 @@ def oracle_weights(
     lists = [aligned(run, ids) for run in runs]
     query_of = {query.id: query for query in queries}
     weights = np.zeros((len(ids), len(runs)))
-    depth = min(config.depth, lists[0].rows.shape[1])
-    columns = np.concatenate([i * depth + np.arange(min(_DEPTH, depth)) for i in range(len(runs))])
+    first = np.arange(min(_DEPTH, config.depth))
+    columns = np.concatenate([i * config.depth + first for i in range(len(runs))])
     matcher = answer_matcher(store, queries.task, evaluation.regex_tasks)
     for start in range(0, len(ids), _BLOCK):
         # The last block is padded, so that all blocks share one compiled program.

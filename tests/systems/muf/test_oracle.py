@@ -9,11 +9,17 @@ from scipy import stats
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import Matern
 
+from taser_jax.commands.evaluate import EvaluationConfig
+from taser_jax.data.collections.store import write_collection, write_queries
+from taser_jax.retrieval.fusion import FusionConfig
+from taser_jax.retrieval.runs import Run
 from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.records import Passage, Query
 from taser_jax.systems.muf.oracle import (
     BayesianConfig,
     best_weights,
     expected_improvement,
+    oracle_weights,
     posterior,
     reciprocal_rank,
 )
@@ -60,6 +66,24 @@ def test_the_posterior_is_that_of_scikit_learn():
     np.testing.assert_allclose(ours[0], mean, atol=2e-4)
     np.testing.assert_allclose(ours[1], deviation, atol=2e-3)
     assert ours[2] == pytest.approx(theirs.log_marginal_likelihood_value_, abs=1e-2)
+
+
+def test_passages_of_all_lists_are_judged_where_lists_are_short(tmp_path):
+    """The relevant passage is the second list's first."""
+    scores = np.array([[3.0, 2.0, 1.0]], np.float32)
+    runs = [Run(["q"], np.array([rows], np.int32), scores) for rows in ([1, 2, 3], [9, 4, 5])]
+    store = write_collection(tmp_path, "ten", [Passage(f"p{row}", "text") for row in range(10)])
+    query = Query("q", "?", "task", positives=(9,))
+    weights = oracle_weights(
+        runs,
+        write_queries(tmp_path, "ten", "task", "test", [query]),
+        store,
+        own=0,
+        config=FusionConfig(),
+        search=BayesianConfig(5, 3),
+        evaluation=EvaluationConfig(),
+    )
+    assert weights[0, 1] > 0.5
 
 
 def test_expected_improvement_is_the_integral():
