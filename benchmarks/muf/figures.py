@@ -200,7 +200,9 @@ def examples_figure(run: FinishedRun, tasks: Sequence[str]) -> Figure:
     axes = figure.subplots(len(rows), len(tasks), squeeze=False, sharey=True)
     for of_row, row in zip(axes, rows, strict=True):
         for axis, task in zip(of_row, tasks, strict=True):
-            weights = weights_of(run.confidences(row, task).arrays["confidence"][:EXAMPLES])
+            weights = run.confidences(row, task).arrays["confidence"][:EXAMPLES]
+            if row == MUF:
+                weights = weights_of(weights, run.weighing.fusion)
             below = np.zeros(len(weights))
             for name, column in zip(run.specialists, weights.T, strict=True):
                 axis.bar(np.arange(len(weights)), column, bottom=below, label=name)

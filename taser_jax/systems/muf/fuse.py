@@ -227,7 +227,8 @@ def join(
     if undecided := int((confidences.max(axis=1) <= 0).sum()):
         what = "%s %s: every specialist has confidence 0 in %d queries; their lists weigh the same"
         logger.warning(what, task, split, undecided)
-    fused = fusion.fuse_runs(runs, fusion.weights_of(confidences, config), config)
+    weights = confidences if weigh is not None else fusion.weights_of(confidences, config)
+    fused = fusion.fuse_runs(runs, weights, config)
     arrays = {"rows": fused.rows, "scores": fused.scores, "confidence": confidences}
     prints = {name: specialist.passages.fingerprints for name, specialist in specialists.items()}
     fingerprints = {f"model of {name}": of_model["model"] for name, of_model in prints.items()}
@@ -361,7 +362,6 @@ def ask_fused(
     for rows, scores, of_query in zip(fused.rows, fused.scores, confidences, strict=True):
         results = zip(rows, scores, strict=True)
         hits = [Hit(store[int(row)], float(score)) for row, score in results if row >= 0]
-        named = zip(opened, of_query, strict=True)
-        note = ", ".join(f"{name} {w:.2f}" for name, w in named)
+        note = ", ".join(f"{name} {w:.2f}" for name, w in zip(opened, of_query, strict=True))
         answers.append(Answer(hits, note=f"   w: {note}"))
     return answers

@@ -235,6 +235,24 @@ def test_queries_without_any_confidence_are_counted(caplog):
     np.testing.assert_array_equal(fused.run.rows, run.rows)
 
 
+def test_weights_in_place_of_confidences_are_the_weights():
+    """Whatever γ and the weighting of confidences are: .75·4 + .25·8."""
+    runs = [
+        Run(["q"], np.array([[3]], np.int32), np.array([[score]], np.float32)) for score in (4, 8)
+    ]
+    prints = {"model": "m", "collection": "c"}
+    specialists = {
+        name: types.SimpleNamespace(
+            lists=lambda task, split, run=run: run,
+            passages=types.SimpleNamespace(fingerprints=prints),
+        )
+        for name, run in zip("ab", runs, strict=True)
+    }
+    for config in (FusionConfig(k=1, power=2.0), FusionConfig(k=1, weighting=Weighting.EQUAL)):
+        fused = join(specialists, "nq", "test", config, weigh=lambda _: np.array([[0.75, 0.25]]))
+        assert fused.run.scores.tolist() == [[5.0]]
+
+
 def test_what_does_not_belong_together_is_refused(start, specialists, tmp_path):
     of_summary, of_code = specialists["summary"], specialists["code"]
     for part, message in (
