@@ -232,7 +232,7 @@ class ModelConfig(Checked, abc.ABC):
             return "query_encoder"
         if task not in self.query_tasks:
             problem = "a query without a task" if task is None else f"a query of task {task!r}"
-            fix = f"give a task with a query encoder: {', '.join(self.query_tasks)}"
+            fix = f"give --gin.ask.task or export_model.task, one of {', '.join(self.query_tasks)}"
             raise ConfigError(problem, where="encode", fix=fix)
         return f"query_encoder_{task}"
 

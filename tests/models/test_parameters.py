@@ -7,7 +7,7 @@ import pytest
 from tiny_models import tiny_bert, tiny_model, tiny_t5, tiny_t5_model
 
 from taser_jax.devices.partitioning import leaves_by_path
-from taser_jax.models.batch import Normalization
+from taser_jax.models.batch import Normalization, Role
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.bert_layers import AttentionKernel
@@ -119,6 +119,16 @@ CONFIGS = [
     T5FusionConfig(projection_dim=8),
     BertFusionConfig(decoder_layers=3, documents=FusedStates.EMBEDDINGS),
 ]
+
+
+@pytest.mark.parametrize(
+    ("task", "words"), [(None, "a query without a task"), ("tqa", "a query of task 'tqa'")]
+)
+def test_a_query_without_a_tower_is_refused_with_the_flags_and_the_tasks(task, words):
+    config = DualEncoderConfig(towers=Towers.SEPARATE, query_tasks=("nq", "fever"))
+    message = rf"{words}\n.*--gin\.ask\.task or export_model\.task, one of nq, fever"
+    with pytest.raises(ConfigError, match=message):
+        config.tower_name(Role.QUERY, task)
 
 
 @pytest.fixture
