@@ -116,8 +116,7 @@ class T5FusionTower(T5Tower):
             self._states(tokens.flat_documents, train=train),
             jnp.asarray(tokens.present),
         )
-        hidden, mask = jnp.asarray(joined.hidden), jnp.asarray(joined.mask)
-        return self.decode_first(hidden, mask, train=train)
+        return self.decode_first(jnp.asarray(joined.hidden), jnp.asarray(joined.mask), train=train)
 
     def _states(self, texts: Tokens | States, *, train: bool) -> States:
         return States(self.encode(texts, train=train), jnp.asarray(texts.mask))

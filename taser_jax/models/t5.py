@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from taser_jax.models import t5_layers
 from taser_jax.models.batch import Augmented, States, Tokens
-from taser_jax.models.bert import Table
+from taser_jax.models.bert import EncoderOutput, Table
 from taser_jax.models.dual_encoder import Params
 from taser_jax.models.layers import Dropout, TransformerConfig
 from taser_jax.models.stack import BlockCall, Remat, Scan, by_remat, run_blocks, split_over_batch
@@ -235,10 +235,20 @@ class Encoder(nn.Module):
         mask: Bool[Array, "batch length"],
         *,
         train: bool,
-        blocks: range,
+        first: int = 0,
+        output: EncoderOutput = EncoderOutput.ALL_TOKENS,
     ) -> Float[Array, "batch length embed"]:
-        """Runs blocks on the embedded tokens, or on the output of the blocks before them."""
+        """The states of all tokens, or those of the frozen blocks, which have no final norm.
+
+        Args:
+            hidden: the embedded tokens, or the output of the blocks before `first`.
+            mask: True at real tokens.
+            train: True enables dropout.
+            first: the first block to run.
+            output: ALL_TOKENS or FROZEN.
+        """
         config, frozen = self.config, self.frozen_blocks
+        last = frozen if output is EncoderOutput.FROZEN else config.num_layers
         dropout = Dropout(config.dropout_rate, deterministic=not train)
         position_bias = None
         if config.position_bias is PositionBias.SHARED:
@@ -253,13 +263,13 @@ class Encoder(nn.Module):
         hidden = split_over_batch(hidden if frozen else dropout(hidden))
         hidden, _ = run_blocks(
             self,
-            blocks.start,
-            [call(i) for i in blocks],
+            first,
+            [call(i) for i in range(first, last)],
             hidden,
             frozen=frozen,
             scanned=train and config.scan is Scan.BLOCKS,
         )
-        if blocks.stop < config.num_layers:
+        if output is EncoderOutput.FROZEN:
             return hidden
         return dropout(t5_layers.RmsNorm(config.rms_norm_epsilon, name="encoder_norm")(hidden))
 
@@ -332,13 +342,12 @@ class T5(nn.Module):
             first, hidden = self.frozen_blocks, jnp.asarray(tokens.hidden).astype(self.config.dtype)
         else:
             first, hidden = 0, self._embed(jnp.asarray(tokens.ids))
-        blocks = range(first, self.config.num_layers)
-        return self.encoder(hidden, jnp.asarray(tokens.mask), train=train, blocks=blocks)
+        return self.encoder(hidden, jnp.asarray(tokens.mask), train=train, first=first)
 
     def frozen_states(self, tokens: Tokens) -> Float[Array, "batch length embed"]:
         """The output of the frozen blocks."""
         hidden, mask = self._embed(jnp.asarray(tokens.ids)), jnp.asarray(tokens.mask)
-        return self.encoder(hidden, mask, train=False, blocks=range(self.frozen_blocks))
+        return self.encoder(hidden, mask, train=False, output=EncoderOutput.FROZEN)
 
     def first_decoder_output(
         self, tokens: Tokens | States | Augmented, *, train: bool = False

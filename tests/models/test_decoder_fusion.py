@@ -131,6 +131,18 @@ def test_loss_and_chunks_take_documents():
     tiny_models.assert_close(*map(loss_and_gradients, (2, 1)), rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("make", [tiny_models.t5_fusion, tiny_models.bert_fusion])
+def test_states_of_blocks_that_are_all_frozen_are_encoded_as_their_tokens(make):
+    model, tokens = make().clone(frozen_blocks=1), tiny_models.tiny_tokens()
+    params = tiny_models.random_params(model)
+    states = model.apply({"params": params}, tokens, role=Role.QUERY, method="states")
+    of_tokens, of_states = (
+        tiny_models.encode(model, params, texts, Role.QUERY).embeddings
+        for texts in (tokens, states)
+    )
+    np.testing.assert_allclose(of_states, of_tokens, atol=1e-5)
+
+
 def test_the_decoder_trains_on_states_of_blocks_that_are_all_frozen():
     model = DualEncoder(tiny_models.bert_fusion(decoder_layers=1).config, frozen_blocks=1)
     params, texts = tiny_models.random_params(model), tiny_models.augmented(batch=2)
