@@ -148,9 +148,8 @@ def parse(argv: Sequence[str]) -> Arguments:
     command, given = COMMANDS[name], words[len(name.split()) :]
     flags = _flags()
     for flag, macro in command.flags.items():
-        flags.add_argument(
-            flag, dest="bindings", action="append", type=functools.partial(_bound, macro)
-        )
+        bound = functools.partial(lambda name, value: (name, value), macro)
+        flags.add_argument(flag, dest="bindings", action="append", type=bound)
     for flag, binding in command.switches.items():
         flags.add_argument(flag, dest="bindings", action="append_const", const=binding)
     arguments, unknown = flags.parse_known_args(
@@ -175,10 +174,6 @@ def parse(argv: Sequence[str]) -> Arguments:
         imports=tuple(arguments.gin_import),
     )
     return arguments
-
-
-def _bound(name: str, value: str) -> tuple[str, str]:
-    return name, value
 
 
 def _argument(command: Command, words: Sequence[str], given: Sequence[str]) -> tuple[str, str]:

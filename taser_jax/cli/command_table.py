@@ -366,6 +366,8 @@ def shown(hint: Any) -> str:
     """
     text = hint.__name__ if isinstance(hint, type) and not typing.get_args(hint) else str(hint)
     text = re.sub(r"[\w.]+\.(?=\w)", "", text)
+    # Python's own way of writing `X | None`, where X is an annotation and no class.
+    text = re.sub(r"^Optional\[(.*)\]$", r"\1 | None", text)
     for kind in _enums(hint):
         choices = " | ".join(repr(member.value) for member in kind)
         text = re.sub(rf"\b{kind.__name__}\b", choices, text)

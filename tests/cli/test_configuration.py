@@ -295,6 +295,7 @@ def test_annotations_and_what_to_write():
     assert shown(Mapping[str, int] | None) == "Mapping[str, int] | None"
     assert shown(str | os.PathLike[str]) == "str | PathLike[str]"
     assert shown(Sequence[Flavour] | None) == "Sequence['sweet' | 'salty'] | None"
+    assert shown(Literal[1, 2] | None) == "Literal[1, 2] | None"
     assert (shown(SauceConfig | None), shown(int)) == ("SauceConfig | None", "int")
     assert fix_of("faq", Sequence[str] | None) == "write ['faq']"
     assert fix_of("good", Mapping[str, str]) == "write {'good': 'good'}"
