@@ -75,7 +75,7 @@ def fit_length(
     """
     lengths = np.asarray(counts)
     percentile = int(np.quantile(lengths, share, method="inverted_cdf"))
-    tokens = given or min(_rounded(percentile), longest)
+    tokens = min(_rounded(percentile), longest) if given is None else given
     return FittedLength(
         tokens=tokens,
         cut=float((lengths > tokens).mean()),

@@ -45,6 +45,8 @@ def plain(planned: Plan) -> Plan:
         (range(1, 101), {"longest": 256}, (96, 0.04, 50)),
         (range(1, 101), {"longest": 64}, (64, 0.36, 50)),
         (range(1, 101), {"longest": 64, "given": 8}, (8, 0.92, 50)),
+        # Tokenising refuses it.
+        (range(1, 101), {"longest": 64, "given": 0}, (0, 1.0, 50)),
         # Nothing is cut below the length of a pretrained model.
         ([10] * 99 + [200], {"longest": 256, "share": 1.0}, (208, 0.0, 10)),
         ([10] * 99 + [300], {"longest": 256, "share": 1.0}, (256, 0.01, 10)),
