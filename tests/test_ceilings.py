@@ -32,7 +32,7 @@ SLACK = 0.03
 # Lines of code of each folder at the top of the package: no docstrings, comments and blank lines.
 ROOMS = {
     "assembly": 1_511,
-    "cli": 1_248,
+    "cli": 1_246,
     "commands": 4_379,
     "data": 5_510,
     "devices": 1_046,
@@ -48,7 +48,7 @@ ROOMS = {
     "training": 1_266,
 }
 OTHERS = {
-    "lines of code": 29_183,
+    "lines of code": 29_181,
     "percent of code that imports or raises": 14.0,
     "files": 188,
     "lines of the longest file": 415,
