@@ -146,7 +146,9 @@ def roles_of(names: tuple[str, ...]) -> Mapping[Role, list[str]]:
         ['negative_1', 'negative_2']
     """
     plain = {name: re.sub(r"[\s-]+", "_", name.strip().lower()) for name in names}
-    plain = {name: re.sub(r"(?<=[a-z])_?\d+$", "", word) for name, word in plain.items()}
+    # text1 and text2 are two things, answer1 to answer4 a choice.
+    numbered = re.compile(r"\A((hard_)?(pos|neg)[a-z_]*?)_?\d+\Z")
+    plain = {name: numbered.sub(r"\1", word) for name, word in plain.items()}
     fields = {
         role: [name for usual in role.value.split() for name in names if plain[name] == usual]
         for role in Role
@@ -226,7 +228,9 @@ class Record:
         """
         fix = "write a text, a list of texts, or {text, title}"
         contexts = []
-        for field in roles_of(tuple(self.values)).get(role, ()):
+        # Of several answers, say a person's and a model's, the first counts, as everywhere.
+        count = 1 if role in (Role.TEXT, Role.ANSWERS) else None
+        for field in roles_of(tuple(self.values)).get(role, [])[:count]:
             value: Any = as_list(self.values[field])
             for content in value if isinstance(value, list) else [value]:
                 parts = content if isinstance(content, dict) else {"text": content}

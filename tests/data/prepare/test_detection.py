@@ -109,6 +109,11 @@ UNRECOGNISED = {
     | {"nq-dev.json": [DPR]},
     r"no queries\.jsonl with judgements": BARE_BEIR,
     r"queries\.jsonl, but no corpus\.jsonl\n": ASKED_TWICE | {"README.md": "card"},
+    # Two texts that are compared are no passage, and the options of a quiz no answers.
+    r"quiz\.csv: no col(.|\n)*sts\.csv: no": {
+        "quiz.csv": "question,answer1,answer2\nq,a,b\n",
+        "sts.csv": "text1,text2,label\na,b,1\n",
+    },
     # A card is not what is looked for.
     r"faq\.csv: no col(.|\n)*rename files or col": {"README.md": "x", "faq.csv": "Frage;Antwort\n"},
     # Which of two is meant, nobody can know.

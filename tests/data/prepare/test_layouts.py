@@ -233,6 +233,7 @@ PAIRS = [
     {"train.csv": _table([["anchor", "positive"], *ASKED])},
     {"train.jsonl": _pairs("query", "pos")},
     {"faq.train.csv": _table([["Question", "Answer"], *ASKED])},
+    {"judged.train.jsonl": [each | {"response": "no"} for each in _pairs("question", "answer")]},
     {"plural.train.csv": _table([["Questions", "Answers"], *ASKED])},
     {"plain.train.csv": _table([["question", "answers"], *ASKED])},
     {"listed.train.csv": _table([["query", "answers"], *([q, str([text])] for q, text in ASKED)])},
