@@ -323,7 +323,9 @@ class _Run(ComparedRows):
             queries,
             validation=validation,
             blocks=blocks if is_pretrained else None,
+            width=model.transformer.embed_dim,
             batch_size=training.batching.batch_size,
+            frozen=self.fixed.get("frozen_blocks"),
         )
         preferred = dataclasses.replace(preferred, **self.fixed)
         compare_parts.check_folds(preferred.folds, queries=queries)
@@ -357,8 +359,8 @@ class _Run(ComparedRows):
         chosen = compare_plan.plan(costs, preferred, minutes=minutes, fixed=self.fixed)
         self._decide(
             f"{queries:,} distinct training queries: batches and rate",
-            BATCH_SIZE=preferred.batch_size,
-            LEARNING_RATE=preferred.learning_rate,
+            BATCH_SIZE=chosen.batch_size,
+            LEARNING_RATE=chosen.learning_rate,
         )
         self._decide(
             f"about {chosen.seconds / 60:.0f} minutes, by steps of {costs.step_seconds:.2f} s",

@@ -13,17 +13,19 @@ from jaxtyping import Float64, Int64
 from taser_jax.retrieval.fusion import ScoreNormalization
 
 _MULTIPLE = 16
-# Where fewer steps fit, blocks are frozen and then the second round is dropped, to fit more.
+# Where fewer steps fit, blocks are frozen and then the second round is dropped, to fit more: a step
+# of the last block teaches about as much as one of three, and takes a third of the time.
 _ENOUGH_STEPS = 100
+# Where not even these fit, passages are cut.
 _FEWEST_STEPS = 20
-# Where not even these fit, the last block alone is trained, and then passages are cut.
 _SHORTEST = 64
 _MOST_STEPS = 1000
 _EPOCHS = 4
 # Below this many distinct training queries pretrained weights move less: a lower rate, the lower
 # half of the blocks frozen, one round.
 _MANY_QUERIES = 1000
-_RATE = 5e-5
+# Of all blocks of a pretrained model as wide as MiniLM; fewer blocks, or narrower ones, take more.
+_RATE, _WIDTH = 7.5e-5, 384
 # Vocabulary, BM25, index, searches and evaluation.
 _OTHER_SECONDS = 60.0
 # Estimates are short by up to a fifth: this share of a budget is planned.
@@ -142,18 +144,28 @@ class Plan:
     seconds: float = math.nan
 
 
-def defaults(queries: int, *, validation: int, blocks: int | None, batch_size: int) -> Plan:
+def defaults(
+    queries: int,
+    *,
+    validation: int,
+    blocks: int | None,
+    width: int,
+    batch_size: int,
+    frozen: int | None = None,
+) -> Plan:
     """Training by the number of distinct training queries, where nothing is set.
 
-    Four epochs, within 20 to 1,000 steps, of batches that hold at most half of the queries. For
-    pretrained weights the rate is 5e-5 · min(1, sqrt(queries / 1000)), and below 1,000 queries the
-    lower half of the blocks is frozen and there is one round.
+    Four epochs, within 20 to 1,000 steps, of batches that hold at most half of the queries. Below
+    1,000 queries the lower half of the blocks of pretrained weights is frozen, and there is one
+    round. Their rate is 7.5e-5 · min(1, sqrt(queries / 1000)) · 384/width · blocks/trained blocks.
 
     Args:
         queries: distinct training queries.
         validation: validation queries; enough of them choose by themselves, without folds.
         blocks: blocks of the pretrained encoder; None for random weights.
+        width: its embed_dim.
         batch_size: the largest batch.
+        frozen: frozen blocks, if they are set.
     """
     size = min(batch_size, 1 << max(1, (max(queries, 4) // 2).bit_length() - 1))
     steps = min(_MOST_STEPS, max(_FEWEST_STEPS, -(-_EPOCHS * queries // size)))
@@ -162,9 +174,11 @@ def defaults(queries: int, *, validation: int, blocks: int | None, batch_size: i
         folds = 0
     if blocks is None:
         return Plan(size, max(steps, _ENOUGH_STEPS), 1e-3, 0, 2, folds)
-    frozen, rounds = (blocks // 2, 1) if queries < _MANY_QUERIES else (0, 2)
-    # Two digits, as it is printed.
-    rate = float(f"{_RATE * min(1.0, (queries / _MANY_QUERIES) ** 0.5):.2g}")
+    half, rounds = (blocks // 2, 1) if queries < _MANY_QUERIES else (0, 2)
+    frozen = half if frozen is None else frozen
+    rate = _RATE * min(1.0, (queries / _MANY_QUERIES) ** 0.5) * _WIDTH / width
+    # No block that is left to train is refused where the model is made.
+    rate = _printed(rate * blocks / max(1, blocks - frozen))
     return Plan(size, steps, rate, frozen, rounds, folds)
 
 
@@ -227,7 +241,8 @@ def plan(
 ) -> Plan:
     """Fits a comparison to a budget: first fewer steps, then frozen blocks, one round, two folds.
 
-    Then the last block alone is trained, and then passages are cut.
+    Then the last block alone is trained, with fewer steps, and then passages are cut. The fewer
+    blocks are trained, the higher their rate.
 
     Frozen blocks' states are computed once, so that a step, or an encoding, costs the share of the
     other blocks.
@@ -251,8 +266,8 @@ def plan(
         (enough_steps, {"frozen_blocks": max(half, preferred.frozen_blocks)}),
         (enough_steps, {"rounds": 1}),
         (enough_steps, {"folds": min(preferred.folds, 2)}),
+        (enough_steps, {"frozen_blocks": max(last, preferred.frozen_blocks)}),
         (fewest, {}),
-        (fewest, {"frozen_blocks": max(last, preferred.frozen_blocks)}),
         *((fewest, {"passage_tokens": tokens}) for tokens in costs.shorter),
     ]
     changed = preferred
@@ -265,7 +280,18 @@ def plan(
         fitting = int((60 * _PLANNED * minutes - without) / of_a_step)
         if fitting >= min(preferred.steps, enough):
             break
+    if "learning_rate" not in fixed:
+        preferred_blocks, blocks = (
+            max(1, costs.blocks - each.frozen_blocks) for each in (preferred, changed)
+        )
+        rate = _printed(preferred.learning_rate * preferred_blocks / blocks)
+        changed = dataclasses.replace(changed, learning_rate=rate)
     return _timed(costs, changed, min(max(fitting, fewest), preferred.steps))
+
+
+def _printed(rate: float) -> float:
+    """A rate of two digits, as it is printed."""
+    return float(f"{rate:.2g}")
 
 
 def _timed(costs: Costs, plan: Plan, steps: int) -> Plan:

@@ -72,25 +72,38 @@ def test_buckets_save_a_quarter_and_half_of_the_texts_are_padded_to_that_of_the_
 @pytest.mark.parametrize(
     ("queries", "expected"),
     [
-        # Batches of at most half of the queries; 5e-5 · sqrt(1/20).
-        (50, Plan(16, 20, 5e-5 * 0.05**0.5, 3, 1, 5)),
-        (250, Plan(32, 32, 5e-5 * 0.25**0.5, 3, 1, 5)),
-        (490, Plan(32, 62, 5e-5 * 0.49**0.5, 3, 1, 2)),
-        (4000, Plan(32, 500, 5e-5, 0, 2, 2)),
-        (10**6, Plan(32, 1000, 5e-5, 0, 2, 2)),
+        # Batches of at most half of the queries; half of the blocks, at twice 7.5e-5 · sqrt(1/20).
+        (50, Plan(16, 20, 1.5e-4 * 0.05**0.5, 3, 1, 5)),
+        (250, Plan(32, 32, 1.5e-4 * 0.25**0.5, 3, 1, 5)),
+        (490, Plan(32, 62, 1.5e-4 * 0.49**0.5, 3, 1, 2)),
+        (4000, Plan(32, 500, 7.5e-5, 0, 2, 2)),
+        (10**6, Plan(32, 1000, 7.5e-5, 0, 2, 2)),
         # Too few for folds.
-        (9, Plan(4, 20, 5e-5 * 0.009**0.5, 3, 1, 0)),
+        (9, Plan(4, 20, 1.5e-4 * 0.009**0.5, 3, 1, 0)),
     ],
 )
 def test_training_follows_the_number_of_distinct_queries(queries, expected):
-    planned = defaults(queries, validation=20, blocks=6, batch_size=32)
+    planned = defaults(queries, validation=20, blocks=6, width=384, batch_size=32)
     assert planned.learning_rate == pytest.approx(expected.learning_rate, rel=0.05)
     assert plain(planned) == plain(expected)
 
 
+@pytest.mark.parametrize(
+    ("blocks", "width", "frozen", "rate"),
+    # Twice as wide, half of the rate; a sixth of the blocks, six times the rate.
+    [(12, 768, None, 7.5e-5 / 2), (6, 384, 5, 6 * 7.5e-5), (6, 384, 0, 7.5e-5)],
+)
+def test_wider_models_and_more_trained_blocks_take_a_lower_rate(blocks, width, frozen, rate):
+    planned = defaults(
+        1000, validation=20, blocks=blocks, width=width, batch_size=32, frozen=frozen
+    )
+    assert planned.learning_rate == pytest.approx(rate, rel=0.05)
+    assert planned.frozen_blocks == (frozen or 0)
+
+
 def test_many_validation_queries_and_random_weights_need_no_folds():
-    assert defaults(5000, validation=300, blocks=6, batch_size=32).folds == 0
-    scratch = defaults(50, validation=5, blocks=None, batch_size=32)
+    assert defaults(5000, validation=300, blocks=6, width=384, batch_size=32).folds == 0
+    scratch = defaults(50, validation=5, blocks=None, width=384, batch_size=32)
     assert scratch.learning_rate == 1e-3
     assert plain(scratch) == plain(Plan(16, 100, 1e-3, 0, 2, 0))
 
@@ -130,9 +143,9 @@ def test_folds_train_and_encode_their_pools_and_time_counts_from_the_start():
         (11, 200, 3, 2, None, 545),
         # 75 steps would fit. One round: 60 + 30 + 1.5 x 120 s are fixed, a step takes 0.5 s.
         (7, 200, 3, 1, None, 370),
-        (5, 60, 3, 1, None, 300),
-        # No step would fit. The last block alone: 60 + 30 + (5 + 2) / 6 x 120 s are fixed, a step
+        # 60 steps would fit. The last block alone: 60 + 30 + (5 + 2) / 6 x 120 s are fixed, a step
         # takes a sixth of a second.
+        (5, 200, 5, 1, None, 230 + 200 / 6),
         (4, 60, 5, 1, None, 240),
         # 60 + 30 + 140 / 2 s are fixed, a step takes a twelfth of a second.
         (3, 200, 5, 1, 128, 160 + 200 / 12),
@@ -148,6 +161,8 @@ def test_a_budget_costs_steps_then_blocks_then_a_round_then_tokens(
     planned = plan(costs, WANTED, minutes=minutes / 0.9)
     assert planned.seconds == pytest.approx(seconds)
     assert plain(planned) == plain(Plan(32, steps, 5e-5, frozen, rounds, 0, passage_tokens=tokens))
+    # All blocks take 5e-5, half of them twice as much.
+    assert planned.learning_rate == pytest.approx(5e-5 * 6 / (6 - frozen))
 
 
 def test_passages_are_cut_to_quarters_of_their_length_and_cost_their_batches_tokens():
@@ -163,7 +178,12 @@ def test_what_is_set_stays_as_it_is():
     shortest = plan(COSTS, WANTED, minutes=2)
     assert (shortest.steps, shortest.frozen_blocks, shortest.rounds) == (20, 5, 1)
     assert shortest.seconds == pytest.approx(230 + 20 / 6)
-    for name, value in {"steps": 200, "rounds": 2, "frozen_blocks": 0}.items():
+    for name, value in {
+        "steps": 200,
+        "rounds": 2,
+        "frozen_blocks": 0,
+        "learning_rate": 5e-5,
+    }.items():
         chosen = plan(COSTS, WANTED, minutes=2, fixed=[name])
         assert getattr(chosen, name) == value
         assert chosen.seconds > 120
