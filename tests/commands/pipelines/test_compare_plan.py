@@ -143,11 +143,11 @@ def test_folds_train_and_encode_their_pools_and_time_counts_from_the_start():
         (11, 200, 3, 2, None, 545),
         # 75 steps would fit. One round: 60 + 30 + 1.5 x 120 s are fixed, a step takes 0.5 s.
         (7, 200, 3, 1, None, 370),
-        # 60 steps would fit. The last block alone: 60 + 30 + (5 + 2) / 6 x 120 s are fixed, a step
-        # takes a sixth of a second.
-        (5, 200, 5, 1, None, 230 + 200 / 6),
-        (4, 60, 5, 1, None, 240),
-        # 60 + 30 + 140 / 2 s are fixed, a step takes a twelfth of a second.
+        (5, 60, 3, 1, None, 300),
+        # No step would fit. Half of the tokens cost half: 60 + 30 + 180 / 2 s, 0.25 s a step.
+        (4, 200, 3, 1, 128, 230),
+        # No step would fit. The last block alone: 60 + 30 + (5 + 2) / 6 x 120 / 2 s are fixed, a
+        # step takes a twelfth of a second.
         (3, 200, 5, 1, 128, 160 + 200 / 12),
         (2.75, 60, 5, 1, 128, 165),
         # 60 + 30 + 140 / 4 s are fixed; no 20 steps fit.
