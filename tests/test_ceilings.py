@@ -33,7 +33,7 @@ SLACK = 0.03
 ROOMS = {
     "assembly": 1_511,
     "cli": 1_246,
-    "commands": 4_379,
+    "commands": 4_401,
     "data": 5_512,
     "devices": 1_046,
     "evaluation": 1_287,
@@ -48,10 +48,10 @@ ROOMS = {
     "training": 1_266,
 }
 OTHERS = {
-    "lines of code": 29_183,
+    "lines of code": 29_205,
     "percent of code that imports or raises": 14.0,
     "files": 188,
-    "lines of the longest file": 415,
+    "lines of the longest file": 427,
     "loose files": 3,
     "rooms at the top": 14,
     "rooms on all floors": 25,
@@ -60,7 +60,7 @@ OTHERS = {
     "Any in annotations": 102,
     "modules that train imports": 75,
     # README.md and docs/*.md, without the pages that are generated.
-    "words of documentation": 34_993,
+    "words of documentation": 34_997,
 }
 CEILINGS = {f"code in {room}": lines for room, lines in ROOMS.items()} | OTHERS
 
