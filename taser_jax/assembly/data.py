@@ -226,7 +226,11 @@ def lengths(store: TokenStore | None, given: Mapping[str, int]) -> tuple[int, in
     return stored["query"], stored["passage"]
 
 
-def check_lengths(given: Mapping[str, int]) -> None:
+def check_lengths(
+    given: Mapping[str, object],
+    macro: str = "TASK_FEATURE_LENGTHS",
+    example: str = "{'query': 32, 'passage': 256}",
+) -> None:
     """Checks that lengths of both sides are given, and no others.
 
     Raises:
@@ -234,9 +238,8 @@ def check_lengths(given: Mapping[str, int]) -> None:
     """
     if given.keys() != {"query", "passage"}:
         problem = f"lengths of {', '.join(given) or 'nothing'}"
-        where = "TASK_FEATURE_LENGTHS"
-        fix = """write --gin.TASK_FEATURE_LENGTHS="{'query': 32, 'passage': 256}\""""
-        raise ConfigError(problem, where=where, expected="of query and passage", fix=fix)
+        fix = f'write --gin.{macro}="{example}"'
+        raise ConfigError(problem, where=macro, expected="of query and passage", fix=fix)
 
 
 def check_query_towers(config: ModelConfig, tasks: Iterable[str], *, where: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 from etils import epath
 
-from taser_jax.assembly.data import lengths, open_store, training_queries
+from taser_jax.assembly.data import check_lengths, lengths, open_store, training_queries
 from taser_jax.assembly.plans import TextLengths, TrainingConfig, TrainingTexts, lengths_in
 from taser_jax.assembly.program import Program, make_program, step_cost
 from taser_jax.devices.compiler import CompilerEffort, OutOfMemory, compile_step
@@ -74,9 +74,12 @@ def compile_recipe(
         The report of a step that fits.
 
     Raises:
-        ConfigError: no such topology, a mesh or batch that does not fit its devices, no libtpu, or
-            a step that needs more memory than a chip has; the message says what would fit.
+        ConfigError: no such topology, a mesh or batch that does not fit its devices, no libtpu,
+            lengths of one side alone, or a step that needs more memory than a chip has; the message
+            says what would fit.
     """
+    if text_lengths is not None:
+        _check_text_lengths(text_lengths)
     # Nothing is run: a TPU of this machine stays unused.
     jax.config.update("jax_platforms", "cpu")
     target = open_topology(topology, num_slices=num_slices)
@@ -145,6 +148,17 @@ def compile_recipe(
         where=target.name,
         fix=what_would_fit(model, training),
     )
+
+
+def _check_text_lengths(given: TextLengths) -> None:
+    example = "{'query': {0: 8, 1: 27}, 'passage': {0: 80, 1: 256}}"
+    check_lengths(given, "TEXT_LENGTHS", example)
+    for side, quantiles in given.items():
+        if not quantiles or (min(quantiles), max(quantiles)) != (0, 1):
+            problem = f"quantiles of {side}: {', '.join(map(str, quantiles)) or 'none'}"
+            expected = "0, the shortest text, to 1, the longest"
+            fix = f'write --gin.TEXT_LENGTHS="{example}"'
+            raise ConfigError(problem, where="TEXT_LENGTHS", expected=expected, fix=fix)
 
 
 def _real_work(program: Program, text_lengths: TextLengths) -> RealWork:

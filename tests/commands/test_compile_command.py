@@ -169,6 +169,24 @@ def test_texts_of_known_lengths_are_in_groups(flags, tasks, tmp_path, capsys, co
     assert f"44.4% padding: {real} tokens in {padded:,} positions" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("lengths", "message"),
+    [
+        ({"query": {0: 8, 1: 27}}, "lengths of query"),
+        ({"query": {0: 8, 2: 27}, "passage": {0: 16, 1: 64}}, "quantiles of query: 0, 2"),
+        ({"query": {0: 8, 1: 27}, "passage": {}}, "quantiles of passage: none"),
+    ],
+)
+def test_lengths_that_describe_no_texts_are_refused_before_compiling(
+    lengths, message, tmp_path, capsys, compiler
+):
+    assert on_four_chips(tmp_path, f"--gin.TEXT_LENGTHS={lengths}") == 2
+    printed = capsys.readouterr().err
+    assert f"TEXT_LENGTHS: {message}" in printed
+    assert 'fix: write --gin.TEXT_LENGTHS="{' in printed
+    assert not compiler.batches
+
+
 def test_frozen_blocks_have_no_backward_pass(tmp_path, compiler):
     frozen = gin(**{"BertConfig.num_layers": 2, "TrainingConfig.train_from_block": 1})
     assert on_four_chips(tmp_path, *frozen) == 0
