@@ -228,7 +228,7 @@ def parse(launcher: Any, script: str, words: Sequence[str]) -> None:
     parser.parse_args(words[:end], launcher)
     command = launcher.command = list(words[end + 1 :])
     for name, value in vars(launcher).items():
-        if type(value) in (int, float) and not value > 0 and name != "retries":
+        if type(value) in (int, float) and not value > 0 and (name, value) != ("retries", 0):
             parser.error(f"--{name}: {value:g}, expected a positive number")
     if launcher.attach:
         launcher.retries = 0

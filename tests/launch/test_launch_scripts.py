@@ -69,6 +69,7 @@ OF_TPUS = [
     (("--type", *TRAIN), "--type: expected one argument"),
     (("--retries=two", *TRAIN), "--retries: invalid int value: 'two'"),
     (("--retry_seconds=0", *TRAIN), "0, expected a positive number"),
+    (("--retries=-1", *TRAIN), "--retries: -1, expected a positive number"),
     (("--spot", *TRAIN), "give its --type"),
     ((*TRAIN, "--multihost"), "leave out --multihost"),
     (("--type=v5e-8", *TRAIN), "--type=v5e-8: known are v2-N v3-N"),
