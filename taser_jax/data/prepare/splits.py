@@ -295,18 +295,19 @@ def check_former_splits(
     splits: Sequence[QuestionSplit],
     options: PrepareOptions,
 ) -> None:
-    """Refuses to leave an earlier preparation's validation queries beside new training queries.
+    """Refuses to leave an earlier preparation's other queries beside new training queries.
 
     Raises:
         ConfigError: they were held out of the same files, perhaps, and are training queries now.
     """
     for task, former in list_tasks(data_dir, collection).items():
         written = {split.split for split in splits if split.task == task}
-        is_held_out = VALIDATION in written or options.validation_share > 0
-        if "train" in written and VALIDATION in former and not is_held_out:
+        written |= {VALIDATION} if options.validation_share > 0 else set()
+        left = [split for split in former if split not in written]
+        if "train" in written and left:
             raise ConfigError(
-                "validation queries of an earlier preparation, which may be training queries now",
-                where=f"{collection_directory(data_dir, collection)}/queries/{task}/{VALIDATION}",
+                f"{left[0]} queries of an earlier preparation, which may be training queries now",
+                where=f"{collection_directory(data_dir, collection)}/queries/{task}/{left[0]}",
                 fix="delete this folder, or give the questions of all splits together",
             )
 

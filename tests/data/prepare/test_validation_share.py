@@ -61,6 +61,26 @@ def test_questions_without_ids_are_divided_alike_in_any_order(tmp_path, prepare_
     assert divided(texts[::-1]) == first
 
 
+@pytest.mark.parametrize(
+    ("split", "again"),
+    [
+        ("validation", {"train": "q.jsonl", "test": "q.jsonl"}),
+        ("test", {"train+validation": "q.jsonl"}),
+    ],
+)
+def test_what_was_held_out_is_not_left_beside_new_training_queries(
+    tmp_path, prepare_here, split, again
+):
+    (tmp_path / "p.tsv").write_text("id\ttext\np\tpassage\n")
+    record = {"positive_ctxs": [{"passage_id": "p"}]}
+    write(tmp_path / "q.jsonl", [{"question": f"question {n}?", **record} for n in range(150)])
+    prepare_here("p.tsv", {"t": "q.jsonl"})
+    with pytest.raises(ConfigError, match=f"queries/t/{split}: {split} queries of an earlier"):
+        prepare_here("p.tsv", {"t": again})
+    # Test queries alone may follow.
+    prepare_here("p.tsv", {"t": {"test": "q.jsonl"}})
+
+
 def test_queries_linked_through_others_stay_together():
     chain = [_query(str(n), n, n + 1) for n in range(50)]
     for share, order in itertools.product((0.1, 0.5, 0.9), (1, -1)):
