@@ -24,6 +24,7 @@ from taser_jax.storage.errors import DataError
 from taser_jax.storage.typed_files import read_typed
 
 NO_ROW = -1
+_LARGEST = float(np.finfo(np.float32).max)
 Qrels = dict[str, dict[int, int]]
 
 
@@ -182,7 +183,7 @@ def read_trec_run(
             takes those of the file, in its order.
 
     Raises:
-        DataError: a line without six columns, a score that is no finite number, an unknown
+        DataError: a line without six columns, a score that is no finite float32, an unknown
             passage, a passage twice for one query, or a query outside `query_ids`; with its line.
     """
     if not artifacts.is_remote(path):
@@ -219,8 +220,8 @@ def read_trec_run(
             score = math.nan
         # One string for all of its lines.
         results[sys.intern(passage_id)] = score
-        if not math.isfinite(score):
-            problem = f"score {score_text!r} is no finite number"
+        if not abs(score) <= _LARGEST:
+            problem = f"score {score_text!r} is no finite number of 32 bits"
             raise DataError(problem, where=where, fix="search again")
     k = max(map(len, by_query.values()), default=0)
     rows = np.full((len(by_query), k), NO_ROW, np.int64)

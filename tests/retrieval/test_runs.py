@@ -112,6 +112,9 @@ def test_of_two_ids_of_a_row_the_best_score_counts(tmp_path):
     [
         ("q Q0 p1 2 1.0", "5 columns"),
         ("q Q0 p1 2 nan t", "score 'nan'"),
+        # Beyond float32, in which scores are kept: all of these would tie, or drop out.
+        ("q Q0 p1 2 1e39 t", "score '1e39'"),
+        ("q Q0 p1 2 -1e39 t", "score '-1e39'"),
         ("q Q0 nowhere 2 1.0 t", "passage 'nowhere' is not in this collection"),
         ("q Q0 p0 2 1.0 t", "passage 'p0' twice for query 'q'"),
     ],
