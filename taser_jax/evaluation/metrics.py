@@ -57,6 +57,8 @@ _BY_QRELS: dict[str, ir_measures.measures.Measure] = {
 _BY_HITS = ("R", "MRR")
 _WITHOUT_CUTOFF = ("MRR", "nDCG", "MAP", "Rprec")
 _NEVER_CUT = ("Rprec",)
+# One name for each measure: values of R@5 and R@05 would be mixed up.
+_CUTOFF = re.compile("[1-9][0-9]*")
 # Queries passed to ir_measures at once: its dictionaries would need more memory than the run.
 _BLOCK = 1_000
 # Queries whose answers are matched between two fetches of passages.
@@ -257,10 +259,8 @@ def _split(
 ) -> tuple[str, int | None]:
     """'R@20' -> ('R', 20); 'MRR' -> ('MRR', None)."""
     family, at, cutoff = name.partition("@")
-    if at:
-        good_cutoff = cutoff.isdecimal() and int(cutoff) > 0 and family not in _NEVER_CUT
-    else:
-        good_cutoff = family in _WITHOUT_CUTOFF
+    is_cut = _CUTOFF.fullmatch(cutoff) and family not in _NEVER_CUT
+    good_cutoff = is_cut if at else family in _WITHOUT_CUTOFF
     if family not in families or not good_cutoff:
         names = (family if family in _NEVER_CUT else f"{family}@k" for family in families)
         fix = f"take one of {', '.join(names)}, such as R@20; nDCG and Recall need qrels"

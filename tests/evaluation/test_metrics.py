@@ -140,7 +140,7 @@ def test_qrels_of_queries():
 
 
 @pytest.mark.parametrize(
-    "name", ["R", "R@0", "R@", "R@x", "recall_5", "NDCG@10", "R@-1", "P", "Rprec@5"]
+    "name", ["R", "R@0", "R@", "R@x", "R@05", "recall_5", "NDCG@10", "R@-1", "P", "Rprec@5"]
 )
 def test_unknown_measures_are_refused(name):
     with pytest.raises(ConfigError, match=f"measure '{name}'"):
