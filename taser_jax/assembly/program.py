@@ -284,10 +284,11 @@ def training_job(
         trained = {task: of_task for task, of_task in validation_queries.items() if task in queries}
         validation_queries = trained or validation_queries
     selection, loop = training.checkpoints.selection.value, training.loop
-    if loop.patience and not (training.validation and loop.evaluation_period):
-        problem = f"patience of {loop.patience} validations, and none before the end"
-        fix = "set EVAL_PERIOD and TrainingConfig.validation, or a patience of 0"
-        raise ConfigError(problem, where="LoopConfig.patience", fix=fix)
+    for name, has_period in (("patience", loop.evaluation_period > 0), ("validates_first", True)):
+        if (value := getattr(loop, name)) and not (training.validation and has_period):
+            problem = f"{name} is {value}, and nothing is validated before the end"
+            fix = f"set EVAL_PERIOD and TrainingConfig.validation, or leave {name} out"
+            raise ConfigError(problem, where=f"LoopConfig.{name}", fix=fix)
     several = loop.validates_first or 0 < loop.evaluation_period < loop.train_steps
     if several and training.validation and selection not in training.validation.metrics:
         measured = ", ".join(training.validation.metrics) or "nothing"

@@ -230,11 +230,9 @@ class Validator:
         buckets: Sequence[int] = (),
     ) -> None:
         check_validated_tasks(tasks, config)
-        tasks = {task: tasks[task] for task in config.tasks or tasks}
         partitioner.check_batch_size(config.batch_size)
         self._config, self._store, self._partitioner = config, store, partitioner
-        tasks = {task: _with_positives(queries) for task, queries in tasks.items()}
-        self._tasks = tasks
+        self._tasks = tasks = {task: _with_positives(tasks[task]) for task in config.tasks or tasks}
         self._passages = texts.passages
         self._queries = {task: texts.of_queries(queries) for task, queries in tasks.items()}
         self._query_tasks = model.query_tasks

@@ -24,6 +24,9 @@ from taser_jax.training.objective import ObjectiveConfig
 TRAINING = tiny_training.training_config(train_steps=40, evaluation_period=20)
 UNEVEN = tiny_training.training_config(train_steps=1, batch_size=12)
 AT_THE_END = dataclasses.replace(TRAINING, loop=LoopConfig(train_steps=4, patience=2))
+UNVALIDATED = dataclasses.replace(
+    TRAINING, loop=LoopConfig(train_steps=4, validates_first=True), validation=None
+)
 TOO_WIDE = dataclasses.replace(TRAINING, objective=ObjectiveConfig(matryoshka_dims=(8, 32)))
 
 
@@ -124,7 +127,8 @@ def _validated_by(batch_size):
         ({"data": {"tasks": []}}, "TASKS: a list without a task"),
         ({"training": dataclasses.replace(TRAINING, states_dir="states")}, "0 frozen blocks"),
         ({"training": _validated_by(12)}, "12 queries in a batch cannot be split evenly over 8"),
-        ({"training": AT_THE_END}, "patience of 2 validations, and none before the end"),
+        ({"training": AT_THE_END}, "patience is 2, and nothing is validated before the end"),
+        ({"training": UNVALIDATED}, "validates_first is True, and nothing is validated"),
     ],
 )
 def test_what_cannot_be_trained_is_reported_first(tmp_path, tiny_store_dir, options, words):
