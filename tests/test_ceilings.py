@@ -31,7 +31,7 @@ SLACK = 0.03
 
 # Lines of code of each folder at the top of the package: no docstrings, comments and blank lines.
 ROOMS = {
-    "assembly": 1_514,
+    "assembly": 1_513,
     "cli": 1_246,
     "commands": 4_412,
     "data": 5_513,
@@ -48,7 +48,7 @@ ROOMS = {
     "training": 1_266,
 }
 OTHERS = {
-    "lines of code": 29_220,
+    "lines of code": 29_219,
     "percent of code that imports or raises": 14.0,
     "files": 188,
     "lines of the longest file": 427,
