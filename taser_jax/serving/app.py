@@ -202,10 +202,9 @@ class Server:
                 if len(body) > most:
                     raise HTTPException(413, f"a body has at most {most:,} bytes")
         try:
-            asked = msgspec.json.decode(body, type=kind)
+            return msgspec.json.decode(body, type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise HTTPException(400, str(error)) from None
-        return asked
 
     async def _search(self, request: Request) -> Response:
         start = time.monotonic()

@@ -234,7 +234,9 @@ class Engine:
         """Answers to one batch of texts."""
         retriever = self._retriever.for_task(work.task)
         if work.method == "search":
-            return list(retriever.search(texts, k=work.k, hybrid=work.hybrid))
+            # A reload may have taken BM25 away: to build its index would hold up all requests.
+            hybrid = work.hybrid and retriever.has_hybrid
+            return list(retriever.search(texts, k=work.k, hybrid=hybrid))
         encode: Callable[[list[str]], np.ndarray] = getattr(retriever, work.method)
         return list(encode(texts))
 

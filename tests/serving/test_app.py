@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from taser_jax.commands.ask import ServeOptions, serve
 from taser_jax.retrieval.passages import Hit
 from taser_jax.serving.app import Server
-from taser_jax.serving.engine import Engine, Limits, rounded_k
+from taser_jax.serving.engine import Engine, Limits, Work, rounded_k
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger
 from taser_jax.storage.records import Passage
@@ -137,6 +137,18 @@ def test_queries_of_all_lengths_are_compiled_before_the_first():
     Engine(lambda: Recording(query_length=100), warm_batches=(1, 4))
     # Words that take more than half of 16, 32, 64 and 128 tokens, to which queries are padded.
     assert shapes == [(size, words) for words in (12, 24, 48, 96) for size in (1, 4)]
+
+
+def test_a_hybrid_search_of_a_retriever_that_lost_bm25_builds_no_index():
+    """A reload came between the request and its batch."""
+    retrievers = [FakeRetriever(has_hybrid=False), FakeRetriever()]
+    engine = Engine(retrievers.pop, warm_batches=())
+    work, titles = Work("search", k=10, hybrid=True), []
+    for _ in range(2):
+        [hits] = engine.compute(work, ["who?"])
+        titles.append(hits[0].passage.title)
+        engine.reload()
+    assert titles == ["1:  + BM25: who?", "1: : who?"]
 
 
 def test_one_query_and_several(client):
