@@ -12,7 +12,7 @@ from jaxtyping import Float, Float64, Int
 from taser_jax.retrieval.runs import Run, SearchResult, top_k
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.records import DevelopmentSets
-from taser_jax.storage.typed_files import Checked, Positive, PositiveNumber
+from taser_jax.storage.typed_files import Checked, NaturalNumber, Positive, PositiveNumber
 
 # Queries joined at once: five lists of 1,000 have 5,000 candidates for each.
 _BLOCK = 256
@@ -235,7 +235,7 @@ class HybridConfig(Checked):
 
     depth: Positive = 100
     normalization: ScoreNormalization | None = None
-    alphas: tuple[float, ...] | None = None
+    alphas: tuple[NaturalNumber, ...] | None = None
     tasks: tuple[str, ...] = ()
     sets: DevelopmentSets = DevelopmentSets.APART
     chosen_for: ChosenFor = ChosenFor.ALL_TASKS

@@ -1,6 +1,8 @@
 """Fusion of specialists' lists, and of dense with sparse ones: by hand, against dictionaries."""
 
 import dataclasses
+import math
+import re
 
 import numpy as np
 import pytest
@@ -169,5 +171,6 @@ def test_what_is_set_is_not_decided():
     # Lists of one score have no width: the candidates stay as they are.
     single = run([{0: 5.0}])
     assert fusion.settle(fusion.HybridConfig(), [(single, sparse)]).alphas == fusion.SHARES
-    with pytest.raises(ConfigError, match=r"alphas is \(\)"):
-        fusion.HybridConfig(alphas=())
+    for alphas in ((), (-1.0, 1.0), (math.nan,)):
+        with pytest.raises(ConfigError, match=rf"alphas is {re.escape(str(alphas))}"):
+            fusion.HybridConfig(alphas=alphas)
