@@ -281,7 +281,8 @@ def _role(path: pathlib.Path) -> _Role | None:
         if (records := fields.read_records(path)) is not None:
             record = next(records, Record("", {}))
             role = _role_of_fields(name, record) or other
-            if role is _Role.PAIRS and "split" in record.values and not _name_of(str(path))[1]:
+            has_split = "split" in map(str.lower, record.values)
+            if role is _Role.PAIRS and has_split and not _name_of(str(path))[1]:
                 problem, fix = "its column 'split' is not read", "write a file for each split"
                 raise ConfigError(problem, where=os.fspath(path), fix=f"{fix}, or remove it")
             return role

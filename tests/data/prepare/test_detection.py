@@ -123,7 +123,7 @@ UNRECOGNISED = {
     "are both validation": {name: [DPR] for name in ("nq-dev.json", "nq-validation.json")}
     | {"p.tsv": PASSAGES},
     r"qrels/eval\.tsv and .*qrels/test\.tsv are both test": BARE_BEIR | ASKED_TWICE,
-    r"faq\.csv: its column 'split' is not": {"faq.csv": "question,answer,split\nq,a,test\n"},
+    r"faq\.csv: its column 'split' is not": {"faq.csv": "question,answer,Split\nq,a,test\n"},
 }
 
 
