@@ -8,7 +8,7 @@ are parts of larger ones. Each becomes a BEIR folder, and one `taser compare`. A
 finished leaves OUT/cells/SET-SIZE.json, with its table (.md) and what was decided (.gin), and is
 not run again; rerun the command to resume. A row is nDCG@10 of the recommended row minus that of
 the untrained model with BM25 on the test queries, with its 95% interval by a bootstrap over
-queries. OUT/claims.json and OUT/table.md hold all rows.
+queries. OUT/cells.json and OUT/table.md hold all rows.
 
 The sets' text is not part of the repository. DIR/beir/NAME holds BEIR folders; DIR/kilt_mini holds
 passages.tsv, passage_sources.tsv and KILT's JSON lines. pydocs is built from what is installed.
@@ -218,7 +218,7 @@ def run_cell(
 
 
 def write_table(out: pathlib.Path) -> None:
-    """OUT/table.md and OUT/claims.json, of the cells that are finished."""
+    """OUT/table.md and OUT/cells.json, of the cells that are finished."""
     names = [f"{name}-{size}" for name in SETS for size in SIZES]
     paths = {name: out / "cells" / f"{name}.json" for name in names}
     cells = {name: json.loads(path.read_text()) for name, path in paths.items() if path.exists()}
@@ -239,7 +239,7 @@ def write_table(out: pathlib.Path) -> None:
     write_text(out / "table.md", table + "\n")
     print(table)
     if cells:
-        write_json(out / "claims.json", summary(cells))
+        write_json(out / "cells.json", summary(cells))
         print(json.dumps(summary(cells)["claims"], indent=2))
 
 

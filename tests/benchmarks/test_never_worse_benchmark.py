@@ -89,7 +89,7 @@ def test_a_finished_cell_is_not_run_again(never_worse, kilt_mini, tmp_path, monk
     assert "| fm2 | 4 | TASER + BM25 | 25.0 | 50.0 | +1.0 [-2.0, +4.0] |" in (
         (tmp_path / "table.md").read_text()
     )
-    claims = json.loads((tmp_path / "claims.json").read_text())["claims"]
+    claims = json.loads((tmp_path / "cells.json").read_text())["claims"]
     assert claims["never below by more than noise"] == {"holds": True, "below": []}
     assert claims["above on average"] == {"holds": True, "mean": 0.01, "cells": 1}
 
