@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Float64
 
 from taser_jax.retrieval.fusion import ScoreNormalization
 
@@ -392,18 +392,6 @@ def shrunk_alpha(best: float, *, default: float, queries: int) -> float:
         return 0.0
     share = queries / (queries + _PSEUDO_QUERIES)
     return math.exp(share * math.log(best) + (1 - share) * math.log(default))
-
-
-def fold_numbers(texts: Sequence[str], folds: int) -> Int64[np.ndarray, " texts"]:
-    """A fold for each query: of equal sizes, drawn at random, equal texts in the same fold.
-
-    Args:
-        texts: the queries.
-        folds: number of folds.
-    """
-    distinct, places = np.unique(np.array(texts, dtype=object).astype(str), return_inverse=True)
-    order = np.random.default_rng(0).permutation(len(distinct))
-    return (order % folds)[places]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -76,9 +76,7 @@ def hold_out(
     ranked: dict[str, list[str]] = {}
     runs: dict[tuple[str, str], Run] = {}
     sets = [store.queries(task, "train") for task in tasks]
-    numbers = compare_plan.fold_numbers(
-        [query.text for queries in sets for query in queries], folds
-    )
+    numbers = fold_numbers([query.text for queries in sets for query in queries], folds)
     ends = np.cumsum([len(queries) for queries in sets])
     emptied: list[str] = []
     for task, queries, end in zip(tasks, sets, ends, strict=True):
@@ -115,6 +113,18 @@ def hold_out(
         write_trec_run(run_path(root / name, task, "train"), cut, ids=store.ids, tag=name)
     write_json(root / _FOLD, {"queries": ranked, "pool": pool.tolist()})
     return emptied
+
+
+def fold_numbers(texts: Sequence[str], folds: int) -> Int64[np.ndarray, " texts"]:
+    """A fold for each query: of equal sizes, drawn at random, equal texts in the same fold.
+
+    Args:
+        texts: the queries.
+        folds: number of folds.
+    """
+    distinct, places = np.unique(np.array(texts, dtype=object).astype(str), return_inverse=True)
+    order = np.random.default_rng(0).permutation(len(distinct))
+    return (order % folds)[places]
 
 
 def _best(

@@ -16,7 +16,6 @@ from taser_jax.commands.pipelines.compare_plan import (
     Plan,
     defaults,
     fit_length,
-    fold_numbers,
     length_buckets,
     padded_length,
     paired_gain,
@@ -258,15 +257,3 @@ def test_the_default_alpha_is_the_stated_share():
     shares = HybridConfig(alphas=tuple(20 * share for share in SHARES))
     assert default_alpha(shares) == 20 * DEFAULT_SHARE
     assert default_alpha(HybridConfig(alphas=(1.0, 4.0, 9.0))) == 4.0
-
-
-@given(st.lists(st.sampled_from("abcdefghijklmnop"), min_size=1), st.integers(2, 5))
-def test_folds_part_the_queries_and_keep_equal_texts_together(texts, folds):
-    numbers = fold_numbers(texts, folds)
-    assert len(numbers) == len(texts)
-    assert set(numbers.tolist()) <= set(range(folds))
-    one_each = dict(zip(texts, numbers.tolist(), strict=True))
-    assert [one_each[text] for text in texts] == numbers.tolist()
-    # The distinct texts are spread evenly.
-    sizes = [list(one_each.values()).count(fold) for fold in range(folds)]
-    assert max(sizes) - min(sizes) <= 1

@@ -7,13 +7,15 @@ import types
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from written_files import run_of, write_run
 
 from taser_jax.commands.pipelines import cross_validation
-from taser_jax.commands.pipelines.compare_plan import fold_numbers
 from taser_jax.commands.pipelines.cross_validation import (
     choose,
     choose_bm25,
+    fold_numbers,
     hold_out,
     rank_held_out,
 )
@@ -218,3 +220,15 @@ def test_bm25_keeps_the_default_unless_another_is_better(data_dir, tmp_path):
     # Both find every word.
     assert chosen == 0
     assert (tmp_path / "grid" / "1" / "runs" / "words.validation.trec").exists()
+
+
+@given(st.lists(st.sampled_from("abcdefghijklmnop"), min_size=1), st.integers(2, 5))
+def test_folds_part_the_queries_and_keep_equal_texts_together(texts, folds):
+    numbers = fold_numbers(texts, folds)
+    assert len(numbers) == len(texts)
+    assert set(numbers.tolist()) <= set(range(folds))
+    one_each = dict(zip(texts, numbers.tolist(), strict=True))
+    assert [one_each[text] for text in texts] == numbers.tolist()
+    # The distinct texts are spread evenly.
+    sizes = [list(one_each.values()).count(fold) for fold in range(folds)]
+    assert max(sizes) - min(sizes) <= 1
