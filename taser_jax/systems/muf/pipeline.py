@@ -399,6 +399,10 @@ def _check(
             problem = f"{name!r} is to be trained on {', '.join(unknown)}"
             fix = f"choose tasks of the token store: {', '.join(tasks)}"
             raise ConfigError(problem, where="System.tasks", fix=fix)
+    members = fusion.ensemble.model.members
+    if wrong := [size for size in fusion.sizes if not 2 <= size <= members]:
+        problem, fix = f"{wrong[0]} members of an ensemble of {members}", f"take 2 to {members}"
+        raise ConfigError(problem, where="Fusion.sizes", fix=fix)
     left = [name for name in specialists if name != fusion.left_out]
     if fusion.left_out is not None and not 1 < len(left) < len(specialists):
         problem = f"without {fusion.left_out!r} the specialists are {', '.join(left)}"

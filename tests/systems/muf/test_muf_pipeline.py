@@ -179,6 +179,7 @@ def test_a_specialist_joins_a_finished_run(finished, small_world, tmp_path):
         ("pipeline_muf.specialists={'MUF': @a/System(), 'Code': @code/System()}", "that differ"),
         ("code/System.tasks=None", "specialist 'Code' has no tasks"),
         ("code/System.tasks=['cod']", "'Code' is to be trained on cod"),
+        ("Fusion.sizes=(2, 5)", "5 members of an ensemble of 3"),
         ("Fusion.left_out=Nobody", "without 'Nobody' the specialists are Summary, Code"),
         ("Fusion.left_out=Code", "without 'Code' the specialists are Summary"),
         ("EvaluationConfig.measures=['nDCG@10']", "set Setting.hybrid_measure to one of nDCG@10"),
