@@ -44,11 +44,11 @@ ROOMS = {
     "retrieval": 2_159,
     "serving": 490,
     "storage": 1_280,
-    "systems": 2_843,
+    "systems": 2_847,
     "training": 1_266,
 }
 OTHERS = {
-    "lines of code": 29_218,
+    "lines of code": 29_222,
     "percent of code that imports or raises": 14.0,
     "files": 188,
     "lines of the longest file": 415,
