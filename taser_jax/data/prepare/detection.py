@@ -313,7 +313,8 @@ def _role_of_fields(name: str, record: Record) -> _Role | None:
     roles = fields.roles_of(tuple(record.values))
     if {"input", "output"} <= record.values.keys():
         return _Role.KILT
-    by_id = Role.PASSAGE_ID in roles or {Role.QUERY_ID, Role.ID} <= roles.keys()
+    is_asked = Role.QUERY_ID in roles or (Role.QUESTION in roles and not record.is_pair())
+    by_id = (is_asked and Role.PASSAGE_ID in roles) or {Role.QUERY_ID, Role.ID} <= roles.keys()
     # With ranks or texts, scores are a system's.
     is_graded = Role.RELEVANCE in roles and "rank" not in record.values
     are_ids = Role.QUERY_ID in roles and len(record.values) == 2

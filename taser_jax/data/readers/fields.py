@@ -114,7 +114,7 @@ def _spans_rows(row: Sequence[str], delimiter: str) -> bool:
 class Role(enum.Enum):
     """What a field holds; the value lists the names that it goes by, the usual one first."""
 
-    ID = "id _id docid doc_id pid docno document_id cord_uid"
+    ID = "id _id"
     TITLE = "title heading headline subject name"
     TEXT = "text passage body content contents page_content document abstract context definition"
     PAGE = "wikipedia_id page_id"
@@ -127,7 +127,7 @@ class Role(enum.Enum):
     )
     OTHER_NEGATIVE = "negative_ctxs"
     QUERY_ID = "query_id qid question_id topic_id"
-    PASSAGE_ID = "passage_id corpus_id chunk_id"
+    PASSAGE_ID = "passage_id corpus_id chunk_id docid doc_id pid docno document_id cord_uid"
     RELEVANCE = "relevance score grade label rel judgment"
 
 

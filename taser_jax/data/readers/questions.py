@@ -254,6 +254,10 @@ def _xml_topics(path: FilePath, tag: str) -> Iterator[Record]:
 def _question(record: Record, *, pairs: bool = False) -> Question:
     answers = _answers(record, pairs=pairs)
     positives = record.positives() if pairs else record.passages(Role.POSITIVE)
+    if not (pairs or positives) and (field := record.first(Role.PASSAGE_ID)):
+        ids = fields.as_list(record.values[field])
+        named = ids if isinstance(ids, list) else [ids]
+        positives = tuple(Passage(str(id), "") for id in named if id not in (None, ""))
     # As in DPR, a question without hard negatives falls back on its other negatives.
     negatives = record.passages(Role.NEGATIVE) or record.passages(Role.OTHER_NEGATIVE)
     if pairs and record.is_refuted():

@@ -153,6 +153,16 @@ def test_questions_of_lotte_name_their_passages(prepare_notes, queries_of):
     assert (query.text, query.positives) == (QUESTIONS[1], (1, 2))
 
 
+@pytest.mark.parametrize("name", ["doc_id", "chunk_id"])
+def test_questions_name_their_passages_in_a_column(prepare_notes, queries_of, name):
+    asked = _table([["question", "answer", name], ["q1", "a", "b"], ["q2", "a", "b"]])
+    prepare_notes({"docs.csv": TABLE, "faq.test.csv": asked})
+    assert [(q.text, q.positives) for q in queries_of("faq", "test")] == [
+        ("q1", (1,)),
+        ("q2", (1,)),
+    ]
+
+
 def test_a_heading_stands_with_what_follows(prepare_notes):
     text = "## Methods\n\n" + " ".join(f"word{n}" for n in range(12))
     _, store = prepare_notes({"a.txt": text}, passage_words=11)
