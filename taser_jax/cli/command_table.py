@@ -98,7 +98,12 @@ _PLAN_FLAGS = dict.fromkeys(("--topology", "--topologies"), "plan_recipe.topolog
 
 COMMANDS: dict[str, Command] = dict(
     (
-        _command("init", "write a project's Gin file and task module", argument="init.name"),
+        _command(
+            "init",
+            "write a project's Gin file and task module",
+            argument="init.name",
+            flags={"--pretrained": "init.pretrained"},
+        ),
         _command(
             "prepare",
             "convert a folder, files of any format, or pydocs, into a collection",
