@@ -32,8 +32,8 @@ SLACK = 0.03
 # Lines of code of each folder at the top of the package: no docstrings, comments and blank lines.
 ROOMS = {
     "assembly": 1_513,
-    "cli": 1_246,
-    "commands": 4_410,
+    "cli": 1_251,
+    "commands": 4_447,
     "data": 5_519,
     "devices": 1_046,
     "evaluation": 1_286,
@@ -48,7 +48,7 @@ ROOMS = {
     "training": 1_266,
 }
 OTHERS = {
-    "lines of code": 29_227,
+    "lines of code": 29_269,
     "percent of code that imports or raises": 14.0,
     "files": 188,
     "lines of the longest file": 415,
