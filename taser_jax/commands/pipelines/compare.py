@@ -352,7 +352,7 @@ class _Run(ComparedRows):
             pretrained=is_pretrained,
             spent_seconds=sum(self.stages.record(name).seconds for name in done),
             pool_share=min(1.0, 2 * DEPTH * RANKED / passages),
-            validation_share=compare_parts.VALIDATIONS * validated,
+            validation_share=(1 if preferred.folds else compare_parts.VALIDATIONS) * validated,
             chunks=chunks,
             shorter=compare_plan.shorter_passages(**sides) if may_cut else {},
         )

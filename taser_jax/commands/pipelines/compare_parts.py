@@ -161,6 +161,9 @@ def planned(
 ) -> TrainingConfig:
     """The training with a plan's batches, rate, steps and frozen blocks.
 
+    Where folds choose the row, the last checkpoint is kept: the few validation queries would choose
+    one by chance, often that of the initial weights.
+
     Args:
         training: all else.
         chosen: the plan.
@@ -169,17 +172,16 @@ def planned(
         is_pretrained: whether the initial weights may be the best.
         validation: validation queries; enough of them end a training that gets no better.
     """
-    period = max(5, chosen.steps // (VALIDATIONS - 1))
-    loop = dataclasses.replace(
-        filled(
-            training.loop,
-            evaluation_period=period,
+    loop = training.loop
+    if not chosen.folds:
+        loop = filled(
+            loop,
+            evaluation_period=max(5, chosen.steps // (VALIDATIONS - 1)),
             patience=_PATIENCE if validation >= compare_plan.ENOUGH_VALIDATION else 0,
-        ),
-        train_steps=chosen.steps,
-        # Pretrained weights stay where no later checkpoint is better.
-        validates_first=is_pretrained,
-    )
+            # Pretrained weights stay where no later checkpoint is better.
+            validates_first=is_pretrained,
+        )
+    loop = dataclasses.replace(loop, train_steps=chosen.steps)
     optimizer = dataclasses.replace(
         training.optimizer,
         learning_rate=chosen.learning_rate,

@@ -303,7 +303,7 @@ def test_every_argument_of_every_stage_counts(
             assert inputs["training.optimizer.weight_decay"] == 0.5
             assert inputs["training.optimizer.learning_rate"] == 3e-4
             assert inputs["training.optimizer.warmup_steps"] == 7
-            assert inputs["training.loop.validates_first"] == pretrained
+            assert (inputs["training.loop.evaluation_period"] == 0) == pretrained
             assert inputs["training.train_from_block"] == 2 * pretrained
     assert Stages(output).record("bm25-mine").inputs["config.depth"] == 20
     # The card of what is exported has no figures of a hybrid.

@@ -97,13 +97,20 @@ def test_batches_are_encoded_in_chunks_that_fit():
     assert fitting(dataclasses.replace(plan, batch_size=2500), gib=1.0) == 20
 
 
-@pytest.mark.parametrize(("validation", "patience"), [(299, 0), (300, 2)])
-def test_many_validation_queries_end_a_training_that_gets_no_better(validation, patience):
+@pytest.mark.parametrize(
+    ("validation", "folds", "period", "patience"),
+    # With folds the last checkpoint is kept: no other is validated.
+    [(299, 0, 10, 0), (300, 0, 10, 2), (299, 2, 0, 0), (300, 2, 0, 0)],
+)
+def test_many_validation_queries_end_a_training_that_gets_no_better(
+    validation, folds, period, patience
+):
     training = tiny_training.training_config(train_steps=1)
-    plan = Plan(8, 40, 1e-3, frozen_blocks=0, rounds=1, folds=0)
+    plan = Plan(8, 40, 1e-3, frozen_blocks=0, rounds=1, folds=folds)
     options = {"num_chunks": 1, "states_dir": None, "is_pretrained": True}
     loop = compare_parts.planned(training, plan, validation=validation, **options).loop
-    assert (loop.train_steps, loop.validates_first, loop.patience) == (40, True, patience)
+    assert (loop.train_steps, loop.evaluation_period, loop.patience) == (40, period, patience)
+    assert loop.validates_first == (folds == 0)
 
 
 def test_folds_that_cannot_be_are_refused():
