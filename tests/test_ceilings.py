@@ -33,7 +33,7 @@ SLACK = 0.03
 ROOMS = {
     "assembly": 1_513,
     "cli": 1_251,
-    "commands": 4_447,
+    "commands": 4_446,
     "data": 5_519,
     "devices": 1_046,
     "evaluation": 1_286,
@@ -48,7 +48,7 @@ ROOMS = {
     "training": 1_266,
 }
 OTHERS = {
-    "lines of code": 29_269,
+    "lines of code": 29_268,
     "percent of code that imports or raises": 14.0,
     "files": 188,
     "lines of the longest file": 415,
@@ -60,7 +60,7 @@ OTHERS = {
     "Any in annotations": 102,
     "modules that train imports": 75,
     # README.md and docs/*.md, without the pages that are generated.
-    "words of documentation": 34_997,
+    "words of documentation": 34_998,
 }
 CEILINGS = {f"code in {room}": lines for room, lines in ROOMS.items()} | OTHERS
 
