@@ -283,7 +283,7 @@ def test_damaged_negatives_are_refused(tmp_path):
     lists = {"query_ids": ["q"], "rows": [[1, 2]], "scores": [[2.0, 1.0]]}
     path = write_negatives(tmp_path, "t", "train", metadata=metadata, **lists)
     text = path.read_text()
-    path.write_text(text.replace("[1, 2]", "[1, 3]"))
+    path.write_text(text.replace("[1,2]", "[1,3]"))
     with pytest.raises(DataError, match=r"(?s)t\.train\.jsonl: damaged.*`taser mine`"):
         read_negatives(tmp_path, "t", "train", ["q"])
 
