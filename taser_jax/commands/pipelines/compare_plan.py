@@ -178,8 +178,9 @@ def defaults(
     frozen = half if frozen is None else frozen
     rate = _RATE * min(1.0, (queries / _MANY_QUERIES) ** 0.5) * _WIDTH / width
     # No block that is left to train is refused where the model is made.
-    rate = _printed(rate * blocks / max(1, blocks - frozen))
-    return Plan(size, steps, rate, frozen, rounds, folds)
+    rate *= blocks / max(1, blocks - frozen)
+    # Two digits, as it is printed.
+    return Plan(size, steps, float(f"{rate:.2g}"), frozen, rounds, folds)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -241,7 +242,8 @@ def plan(
 ) -> Plan:
     """Fits a comparison to a budget: first fewer steps, then frozen blocks, one round, two folds.
 
-    Then passages are cut, and the last block alone is trained, at a higher rate.
+    Then passages are cut, and the last block alone is trained. Fewer blocks or steps than preferred
+    take a higher rate: blocks in proportion, steps by the root, up to twice the rate.
 
     Frozen blocks' states are computed once, so that a step, or an encoding, costs the share of the
     other blocks.
@@ -258,8 +260,8 @@ def plan(
     if minutes is None:
         return _timed(costs, preferred, preferred.steps)
     half, last = (costs.blocks // 2, costs.blocks - 1) if costs.pretrained else (0, 0)
-    steps = preferred.steps if "steps" in fixed else 0
-    enough_steps, fewest = max(_ENOUGH_STEPS, steps), max(_FEWEST_STEPS, steps)
+    fixed_steps = preferred.steps if "steps" in fixed else 0
+    enough_steps, fewest = max(_ENOUGH_STEPS, fixed_steps), max(_FEWEST_STEPS, fixed_steps)
     cuts = [(fewest, {"passage_tokens": tokens}) for tokens in costs.shorter]
     changes: list[tuple[int, dict[str, int]]] = [
         (enough_steps, {}),
@@ -281,18 +283,15 @@ def plan(
         fitting = int((60 * _PLANNED * minutes - without) / of_a_step)
         if fitting >= min(preferred.steps, enough):
             break
+    steps = min(max(fitting, fewest), preferred.steps)
     if "learning_rate" not in fixed:
         preferred_blocks, blocks = (
             max(1, costs.blocks - each.frozen_blocks) for each in (preferred, changed)
         )
-        rate = _printed(preferred.learning_rate * preferred_blocks / blocks)
-        changed = dataclasses.replace(changed, learning_rate=rate)
-    return _timed(costs, changed, min(max(fitting, fewest), preferred.steps))
-
-
-def _printed(rate: float) -> float:
-    """A rate of two digits, as it is printed."""
-    return float(f"{rate:.2g}")
+        longer = min(2.0, math.sqrt(preferred.steps / steps))
+        rate = preferred.learning_rate * longer * preferred_blocks / blocks
+        changed = dataclasses.replace(changed, learning_rate=float(f"{rate:.2g}"))
+    return _timed(costs, changed, steps)
 
 
 def _timed(costs: Costs, plan: Plan, steps: int) -> Plan:
