@@ -1,8 +1,9 @@
 """What several tests of the data share."""
 
 import pytest
+from written_files import write_all
 
-from taser_jax.data.collections.store import QuerySet
+from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.data.prepare.collection import prepare
 from taser_jax.data.prepare.splits import PrepareOptions
 from taser_jax.data.seqio_tasks import registry
@@ -43,3 +44,15 @@ def prepare_here(tmp_path):
 def queries_of(tmp_path):
     """Queries of a task and split that `prepare_here` has written."""
     return lambda task, split: list(QuerySet.open(tmp_path / "data", "c", task, split))
+
+
+@pytest.fixture
+def prepare_notes(tmp_path, prepare_here):
+    """Prepares files as the folder "notes"."""
+
+    def prepare(files: dict, **options):
+        write_all(tmp_path / "notes", files)
+        prepared = prepare_here(directories="notes", **options)
+        return prepared, PassageStore.open(tmp_path / "data", "c")
+
+    return prepare
