@@ -174,7 +174,7 @@ class Retriever:
         config = DualEncoderConfig(bert, pooling=pooling, normalization=normalization)
         vocabulary = load_vocabulary(directory, rows=bert.vocab_size)
         facts: dict[str, object] = {**text_facts(directory)}
-        longest = min(settings.max_length or bert.max_length, bert.max_length)
+        longest = settings.longest(bert.max_length)
         if (directory / MODULES_FILE).is_file():
             prompts = map(list, read_prompts(directory, vocabulary))
             facts.update(zip(("query_prompt", "passage_prompt"), prompts, strict=True))

@@ -6,10 +6,6 @@ import pathlib
 import re
 from collections.abc import Sequence
 
-from taser_jax.commands.pipelines import compare_plan
-from taser_jax.interop.hub import fetch, read_encoder_settings
-from taser_jax.interop.pretrained import pretrained_bert, pretrained_normalization
-from taser_jax.models.batch import Normalization
 from taser_jax.storage.artifacts import write_text
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger
@@ -75,9 +71,15 @@ def _scratch(slug: str) -> dict[str, str]:
 
 def _pretrained(source: str, slug: str) -> dict[str, str]:
     """What it says of pretrained weights: as `taser compare` trains them on a thousand queries."""
-    directory = fetch(source)
-    bert = pretrained_bert(source)
-    length = min(bert.max_length, read_encoder_settings(directory).max_length or bert.max_length)
+    # A second of imports, for which a project without weights does not wait.
+    from taser_jax.commands.pipelines import compare_plan
+    from taser_jax.interop.hub import fetch, read_encoder_settings
+    from taser_jax.interop.pretrained import pretrained_bert
+    from taser_jax.models.batch import Normalization
+
+    directory, bert = fetch(source), pretrained_bert(source)
+    settings = read_encoder_settings(directory)
+    length = settings.longest(bert.max_length)
     blocks = bert.num_layers
     plan = compare_plan.defaults(
         1000,
@@ -87,7 +89,7 @@ def _pretrained(source: str, slug: str) -> dict[str, str]:
         batch_size=32,
         frozen=blocks // 2,
     )
-    is_cosine = pretrained_normalization(source) is Normalization.L2
+    is_cosine = settings.normalization is Normalization.L2
     model = _filled(
         "_pretrained.gin",
         slug=slug,

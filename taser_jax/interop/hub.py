@@ -223,6 +223,10 @@ class EncoderSettings:
     normalization: Normalization = Normalization.NONE
     max_length: int | None = None
 
+    def longest(self, positions: int) -> int:
+        """Tokens of the longest text of a model with so many positions."""
+        return min(self.max_length or positions, positions)
+
 
 def read_encoder_settings(directory: pathlib.Path) -> EncoderSettings:
     """Reads modules.json and the files that it names.

@@ -200,7 +200,7 @@ class _Run(ComparedRows):
         else:
             vocabulary = fetch(self.pretrained)
             positions = pretrained_bert(self.pretrained).max_length
-            own = min(positions, read_encoder_settings(vocabulary).max_length or positions)
+            own = read_encoder_settings(vocabulary).longest(positions)
         fitted = self.stages.run(
             f"lengths{again}",
             compare_parts.fit_lengths,

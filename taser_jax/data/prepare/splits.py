@@ -238,10 +238,8 @@ def question_splits(
         files_of_name = given if isinstance(given, Mapping) else {WHOLE: given}
         names = [split for name in files_of_name for split in name.split("+")]
         if len(set(names)) < len(names) or not set(names) <= set(SPLITS):
-            fix = (
-                f"give each of {', '.join(SPLITS)} at most once, or several joined by '+': a file "
-            )
-            fix += "that has no split in its name is of all three"
+            fix = f"give each of {', '.join(SPLITS)} at most once, or several joined by '+': "
+            fix += "a file that has no split in its name is of all three"
             raise ConfigError(f"splits {', '.join(files_of_name)}", where=f"task {task!r}", fix=fix)
         for name, files in files_of_name.items():
             if not isinstance(files, QuestionFiles):
