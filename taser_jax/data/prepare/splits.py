@@ -191,8 +191,11 @@ class QuestionSplit:
     ) -> Iterator[Question]:
         shares = self.options.task_shares.get(self.task, SHARES)
         for question in questions:
+            group = self._group(question)
+            # A question that two tasks ask is held out of both.
+            task = "" if group == question.text else self.task
             if splits == (self.split,) or self.split == split_of(
-                self._group(question), task=self.task, splits=splits, shares=shares
+                group, task=task, splits=splits, shares=shares
             ):
                 yield question
 

@@ -233,6 +233,16 @@ def test_rows_that_ask_the_same_are_in_one_split(columns, prepare_notes, queries
     assert rows_of == ({1} if "id" in columns else {3})
 
 
+def test_no_task_trains_on_what_another_is_tested_on(prepare_notes, queries_of):
+    def table(answer: str) -> str:
+        return _table([["question", "answer"], *([f"q{n}", f"{answer} {n}"] for n in range(100))])
+
+    prepare_notes({"short.csv": table("short"), "long.csv": table("long")})
+    for split in ("train", "validation", "test"):
+        short, long = ([q.text for q in queries_of(task, split)] for task in ("short", "long"))
+        assert short == long
+
+
 def test_few_questions_are_all_of_the_test(prepare_notes, caplog):
     def splits(count: int, **options) -> dict[str, int]:
         rows = [[f"q{n}", f"text {n}"] for n in range(count)]
