@@ -324,7 +324,7 @@ def _carved(queries: Iterable[Query], task: str, share: float) -> dict[str, list
     if bool(train) != bool(validation):
         raise ConfigError(
             f"{len(validation)} of {len(train) + len(validation)} training queries become a "
-            "validation split, where queries that share a positive stay together",
+            "validation split, where equal questions stay together",
             where=f"VALIDATION_SHARE = {share}, task {task!r}",
             fix="add a validation split to the files",
         )

@@ -361,6 +361,9 @@ def divide_by_positives(
     not depend on the task: where each query has one positive, tasks of one collection are divided
     by the same passages. Of few queries one group at least is on each side, if there are two.
 
+    Where judgements are so dense that most queries hang together, as CISI's, the queries are
+    divided by a hash of their text, and passages may be on both sides.
+
     Args:
         queries: queries with rows of positives.
         share: expected share of the second part.
@@ -368,18 +371,25 @@ def divide_by_positives(
     Returns:
         Both parts, each in the order given; a query without a positive is in the first.
     """
-    rows = sorted({row for query in queries for row in query.positives})
+    judged = [query for query in queries if query.positives]
+    rows = sorted({row for query in judged for row in query.positives})
     place = {row: number for number, row in enumerate(rows)}
     pairs = [
-        (place[query.positives[0]], place[row]) for query in queries for row in query.positives[1:]
+        (place[query.positives[0]], place[row]) for query in judged for row in query.positives[1:]
     ]
     smallest = components(len(rows), pairs)
-    hashes = {group: hash_share(f"positive\t{rows[group]}") for group in smallest}
+    group_of = {
+        query.id: f"positive\t{rows[smallest[place[query.positives[0]]]]}" for query in judged
+    }
+    largest = max(collections.Counter(group_of.values()).values(), default=0)
+    if largest > len(judged) / 2:
+        group_of = {query.id: f"query\t{query.text}" for query in judged}
+    hashes = {group: hash_share(group) for group in group_of.values()}
     if len(ordered := sorted(hashes.values())) > 1:
         share = min(max(share, ordered[1]), ordered[-1])
     parts: tuple[list[Query], list[Query]] = ([], [])
     for query in queries:
-        held_out = bool(query.positives) and hashes[smallest[place[query.positives[0]]]] < share
+        held_out = bool(query.positives) and hashes[group_of[query.id]] < share
         parts[held_out].append(query)
     return parts
 

@@ -82,9 +82,20 @@ def test_what_was_held_out_is_not_left_beside_new_training_queries(
 
 
 def test_queries_linked_through_others_stay_together():
-    chain = [_query(str(n), n, n + 1) for n in range(50)]
+    chain = [_query(f"chain{n}", n, n + 1) for n in range(50)]
+    queries = chain + [_query(str(n), n) for n in range(100, 150)]
     for share, order in itertools.product((0.1, 0.5, 0.9), (1, -1)):
-        assert [] in divide_by_positives(chain[::order], share=share)
+        parts = divide_by_positives(queries[::order], share=share)
+        assert 50 in [sum(query in part for query in chain) for part in parts]
+
+
+def test_where_most_queries_hang_together_their_texts_divide_them():
+    chain = [_query(f"chain{n}", n, n + 1) for n in range(51)]
+    queries = chain + [_query(str(n), n) for n in range(100, 150)]
+    held_out = divide_by_positives(queries, share=0.3)[1]
+    assert 5 < sum(query in held_out for query in chain) < 25
+    for size in (2, 38):
+        assert all(divide_by_positives(chain[:size], share=0.1))
 
 
 @pytest.mark.parametrize("count", [2, 3, 9])
@@ -132,5 +143,5 @@ def test_a_validation_split_of_the_files_stays(prepared):
 
 
 def test_a_share_that_leaves_one_side_empty(prepared):
-    with pytest.raises(ConfigError, match=r"^VALIDATION_SHARE = 0\.001, .*0 of 2 train"):
-        prepared(3, "train", validation_share=0.001)
+    with pytest.raises(ConfigError, match=r"^VALIDATION_SHARE = 0\.001, .*0 of 1 train"):
+        prepared(2, "train", validation_share=0.001)
