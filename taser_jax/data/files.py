@@ -34,6 +34,8 @@ _CHUNK = 1 << 20
 _CUT_LITERAL = 16
 _VISIBLE = re.compile(r"(?s)(?!(.*/)?(\.|__MACOSX/))").match
 _BETWEEN_VALUES = " \t\r\n,["
+# An object around the array, as in SQuAD's files.
+_AROUND_ARRAY = re.compile(r'\s*\{\s*("version"\s*:\s*"[^"]*"\s*,\s*)?"data"\s*:\s*\[')
 
 
 def texts_among(files: Iterable[pathlib.Path]) -> list[pathlib.Path]:
@@ -250,21 +252,26 @@ def json_lines(path: FilePath) -> Iterator[tuple[int, dict[str, object]]]:
 def json_records(path: FilePath) -> Iterator[tuple[int, dict[str, object]]]:
     """Yields (line number, object) of a JSON array of objects or of a JSON-lines file.
 
-    The first character decides which of the two it is. An array is read as a stream: memory holds
-    about one object, not the file.
+    The first characters decide which of the two it is; an array may be the field "data" of an
+    object. An array is read as a stream: memory holds about one object, not the file.
     """
     with open_text(path) as text:
-        start = text.read(4096, 4096).lstrip()
-    if not start:
+        start = text.read(4096, 4096)
+    if not start.strip():
         raise _empty(path)
-    yield from _json_array(path) if start[0] == "[" else json_lines(path)
+    around = _AROUND_ARRAY.match(start)
+    if around or start.lstrip()[0] == "[":
+        yield from _json_array(path, around.end() if around else 0)
+    else:
+        yield from json_lines(path)
 
 
-def _json_array(path: FilePath) -> Iterator[tuple[int, dict[str, object]]]:
+def _json_array(path: FilePath, begin: int) -> Iterator[tuple[int, dict[str, object]]]:
     decoder = json.JSONDecoder()
-    buffer, position, line = "", 0, 1
+    buffer, position = "", 0
     at_end = False
     with open_text(path) as text:
+        line = 1 + text.read(begin, begin).count("\n") if begin else 1
         while True:
             start = position
             while position < len(buffer) and buffer[position] in _BETWEEN_VALUES:

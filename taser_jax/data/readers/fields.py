@@ -267,9 +267,58 @@ def is_json(path: FilePath) -> bool:
     return os.fspath(path).lower().removesuffix(".gz").endswith((".json", ".jsonl", ".ndjson"))
 
 
+class _Asked(msgspec.Struct):
+    """A question of SQuAD's; its paragraph may not answer it."""
+
+    question: str
+    id: str | int = ""
+    answers: tuple[_Quoted, ...] = ()
+    is_impossible: bool = False
+
+
+class _Paragraph(msgspec.Struct):
+    """A paragraph of an article, and what is asked about it."""
+
+    context: str
+    qas: tuple[_Asked, ...]
+
+
+class _Article(msgspec.Struct):
+    """An object of SQuAD's files, as published with Rajpurkar et al., 2016."""
+
+    paragraphs: tuple[_Paragraph, ...]
+    title: str = ""
+
+
 def read_json(path: FilePath) -> Iterator[Record]:
-    """Records of JSON lines, or of an array."""
-    return _placed(path, json_records(path))
+    """Records of JSON lines, or of an array; of SQuAD's articles each question with its paragraph.
+
+    Raises:
+        DataError: malformed input; names file:line and the fix.
+    """
+    for number, values in json_records(path):
+        where = f"{os.fspath(path)}:{number}"
+        match values.get("paragraphs"):
+            case [{"qas": _}, *_]:
+                fix = "write {title, paragraphs: [{context, qas: [{question, id, answers}]}]}"
+                article = typed(values, _Article, where=where, fix=fix)
+                yield from (Record(where, each) for each in _questions_of(article))
+            case _:
+                yield Record(where, _as_dpr(values))
+
+
+def _questions_of(article: _Article) -> Iterator[dict[str, object]]:
+    for paragraph in article.paragraphs:
+        passage = {"title": article.title.replace("_", " "), "text": paragraph.context}
+        for asked in paragraph.qas:
+            role = "hard_negatives" if asked.is_impossible else "positives"
+            answers = [answer.text for answer in asked.answers]
+            yield {
+                "id": asked.id,
+                "question": asked.question,
+                "answers": list(dict.fromkeys(answers)),
+                role: [passage],
+            }
 
 
 def _placed(path: FilePath, numbered: Iterable[tuple[int, dict[str, object]]]) -> Iterator[Record]:

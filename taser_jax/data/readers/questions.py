@@ -128,7 +128,8 @@ def read_questions(path: FilePath, *, pairs: bool = False) -> Iterator[Question]
     (`fields.Role`), with the passages of anchor/positive/negative pairs, or DPR's positive_ctxs,
     negative_ctxs and hard_negative_ctxs (a context is {title, text} and optionally passage_id or
     psg_id). Of pairs, the rows of a question are one, unless they have ids of their own and no
-    grade (relevance, label); what is graded 0 or below is a hard negative.
+    grade (relevance, label); what is graded 0 or below is a hard negative. SQuAD's articles are
+    such pairs of a question and its paragraph.
 
     JSON lines of {_id, text}: BEIR's.
 

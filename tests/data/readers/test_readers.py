@@ -266,6 +266,36 @@ def test_answers_in_squads_form_on_hugging_face(tmp_path):
     assert (question.answers, question.positives[0].text) == (("Ada",), "Ada.")
 
 
+@pytest.mark.parametrize("head", ["", '"version": "v2.0", '])
+def test_squads_articles_are_questions_with_their_paragraphs(tmp_path, head):
+    answers = [{"text": "a city", "answer_start": 8}] * 2
+    asked = [
+        {"question": "What is Bern?", "id": "1", "answers": answers},
+        {"question": "Who founded it?", "id": "2", "answers": [], "is_impossible": True},
+    ]
+    articles = [
+        {"title": "Bern_(city)", "paragraphs": [{"context": "Bern is a city.", "qas": asked}]},
+        {"paragraphs": [{"context": "Ada wrote it.", "qas": [{"question": "who?"}]}]},
+    ]
+    path = tmp_path / "squad.json"
+    path.write_text(f'{{{head}"data": {json.dumps(articles, indent=1)}, "other": 1}}')
+    first, impossible, last = read_questions(path, pairs=True)
+    city, other = passages(path)
+    assert (city.title, city.text, other.text) == (
+        "Bern (city)",
+        "Bern is a city.",
+        "Ada wrote it.",
+    )
+    assert (first.id, first.answers, first.positives) == ("1", ("a city",), (city,))
+    assert (impossible.positives, impossible.hard_negatives) == ((), (city,))
+    assert last.positives == (other,)
+    path.write_text('{"data": [\n{"paragraphs": [{"qas": [{"question": 1}]}]}]}')
+    with pytest.raises(
+        DataError, match=r"squad\.json:2, field .*\n  fix: write {title, paragraphs"
+    ):
+        list(read_questions(path, pairs=True))
+
+
 GOLD = {"answer": "Bern", "provenance": [{"wikipedia_id": "7", "title": "Bern"}]}
 
 
