@@ -34,7 +34,7 @@ ROOMS = {
     "assembly": 1_513,
     "cli": 1_251,
     "commands": 4_446,
-    "data": 5_526,
+    "data": 5_563,
     "devices": 1_046,
     "evaluation": 1_286,
     "interop": 2_679,
@@ -48,10 +48,10 @@ ROOMS = {
     "training": 1_266,
 }
 OTHERS = {
-    "lines of code": 29_277,
+    "lines of code": 29_314,
     "percent of code that imports or raises": 14.0,
     "files": 188,
-    "lines of the longest file": 415,
+    "lines of the longest file": 441,
     "loose files": 3,
     "rooms at the top": 14,
     "rooms on all floors": 25,
