@@ -54,18 +54,15 @@ def test_metadata_of_embeddings(tmp_path, changed, message):
         Embeddings(tmp_path)
 
 
+SCANN = {"kind": "scann index", "effort": {}, "num_passages": 3, "config": {"shard_passages": 0}}
+
+
 @pytest.mark.parametrize(
     "metadata",
     [
         {"kind": "exact index", "embeddings": 3},
         {"kind": "exact index", "embeddings": ".", "dim": "2"},
-        pytest.param(
-            {
-                **{"kind": "scann index", "effort": {}, "num_passages": 3},
-                "config": {"shard_passages": 0},
-            },
-            marks=pytest.mark.needs("scann"),
-        ),
+        pytest.param(SCANN, marks=pytest.mark.needs("scann")),
     ],
 )
 def test_metadata_of_indexes(tmp_path, metadata):

@@ -1,13 +1,14 @@
 """Paths that no file can have, and Gin files that import: named, with status 2."""
 
 import pathlib
+import re
 import resource
 import sys
 
 import pytest
 from etils import epath
+from small_world import refused
 
-from taser_jax.cli import main as cli
 from taser_jax.storage.artifacts import storage_errors, write_text
 from taser_jax.storage.errors import ConfigError, StorageError
 
@@ -15,22 +16,18 @@ LONG = "n" * 300
 PREPARE = ("prepare", "--gin.COLLECTION=c", "--gin.DIRECTORIES={'t': 'beir'}")
 
 
-def error(capsys, *arguments: str) -> str:
-    assert cli.run(list(arguments)) == 2
-    return capsys.readouterr().err
-
-
-@pytest.mark.parametrize("data_dir", ["loop", "loop/data", LONG])
-def test_a_data_dir_that_cannot_be(tmp_path, monkeypatch, capsys, data_dir):
+@pytest.mark.parametrize(
+    ("data_dir", "message"),
+    [
+        ("loop", "Too many levels of symbolic links(?s:.*)this one leads to itself"),
+        ("loop/data", "Too many levels of symbolic links(?s:.*)this one leads to itself"),
+        (LONG, "File name too long(?s:.*)each part of a path has at most 255 bytes"),
+    ],
+)
+def test_a_data_dir_that_cannot_be(tmp_path, monkeypatch, capsys, data_dir, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "loop").symlink_to("loop")
-    message = error(capsys, *PREPARE, f"--gin.DATA_DIR={data_dir}")
-    if data_dir == LONG:
-        assert "File name too long" in message
-        assert "each part of a path has at most 255 bytes" in message
-    else:
-        assert "Too many levels of symbolic links" in message
-        assert "this one leads to itself" in message
+    assert re.search(message, refused(capsys, *PREPARE, f"--gin.DATA_DIR={data_dir}"))
 
 
 @pytest.mark.parametrize(
@@ -44,7 +41,7 @@ def test_a_data_dir_that_cannot_be(tmp_path, monkeypatch, capsys, data_dir):
 )
 def test_names_of_300_characters(tmp_path, monkeypatch, capsys, arguments):
     monkeypatch.chdir(tmp_path)
-    message = error(capsys, *arguments)
+    message = refused(capsys, *arguments)
     assert "Traceback" not in message
     # Later Pythons take such a file for one that is not there.
     if sys.version_info < (3, 14):
@@ -104,31 +101,31 @@ def gin_file(tmp_path, monkeypatch):
 
 def test_a_gin_files_import_runs_nothing_unless_allowed(gin_file, tmp_path, capsys):
     flag = gin_file("import runs_code")
-    message = error(capsys, "search", flag)
+    message = refused(capsys, "search", flag)
     assert "a.gin:2: import of 'runs_code', which runs the code of that module" in message
     assert "--gin_import=runs_code" in message
     assert not (tmp_path / "ran").exists()
     # Names that merely begin alike are not allowed.
-    assert "import of 'runs_code'" in error(capsys, "search", flag, "--gin_import=runs_")
-    message = error(capsys, "search", flag, "--gin_import=runs_code")
+    assert "import of 'runs_code'" in refused(capsys, "search", flag, "--gin_import=runs_")
+    message = refused(capsys, "search", flag, "--gin_import=runs_code")
     assert "not set" in message
     assert (tmp_path / "ran").exists()
 
 
 def test_a_gin_files_task_module_runs_nothing_unless_allowed(gin_file, tmp_path, capsys):
     flag = gin_file("MIXTURE_OR_TASK_MODULE = 'runs_code'")
-    message = error(capsys, "tokenize", flag)
+    message = refused(capsys, "tokenize", flag)
     assert "a.gin:2: import of 'runs_code', which runs the code of that module" in message
     assert "--gin_import=runs_code" in message
-    assert "not set" in error(capsys, "tokenize", flag, "--gin_import=runs_code")
+    assert "not set" in refused(capsys, "tokenize", flag, "--gin_import=runs_code")
     # The command line is the user's own, and other commands import nothing.
-    assert "not set" in error(capsys, "tokenize", "--gin.MIXTURE_OR_TASK_MODULE=runs_code")
-    assert "not set" in error(capsys, "search", flag)
+    assert "not set" in refused(capsys, "tokenize", "--gin.MIXTURE_OR_TASK_MODULE=runs_code")
+    assert "not set" in refused(capsys, "search", flag)
     assert not (tmp_path / "ran").exists()
 
 
 def test_own_modules_may_be_imported(gin_file, capsys):
-    assert "not set" in error(capsys, "search", gin_file("import taser_jax.storage.records"))
+    assert "not set" in refused(capsys, "search", gin_file("import taser_jax.storage.records"))
 
 
 @pytest.mark.parametrize(
@@ -140,23 +137,23 @@ def test_own_modules_may_be_imported(gin_file, capsys):
     ],
 )
 def test_what_a_gin_file_may_not_import(gin_file, capsys, line, message):
-    printed = error(capsys, "search", gin_file(line))
+    printed = refused(capsys, "search", gin_file(line))
     assert f"a.gin:2: {message}" in printed
     assert "--gin_import=__gin__" not in printed
 
 
 @pytest.mark.parametrize("value", ["[" * 5000, "9" * 5000])
 def test_a_gin_files_values_beyond_pythons_limits(gin_file, capsys, value):
-    assert "a.gin: " in error(capsys, "search", gin_file(f"TOP_K = {value}"))
+    assert "a.gin: " in refused(capsys, "search", gin_file(f"TOP_K = {value}"))
 
 
 def test_files_that_include_one_another_without_end(gin_file, tmp_path, capsys):
     for number in range(1200):
         (tmp_path / f"{number}.gin").write_text(f"include '{number + 1}.gin'\n")
-    assert "recursion" in error(capsys, "search", gin_file("include '0.gin'"))
+    assert "recursion" in refused(capsys, "search", gin_file("include '0.gin'"))
 
 
 def test_gin_files_as_editors_leave_them(gin_file, tmp_path, capsys):
-    plain = error(capsys, "search", gin_file(""))
+    plain = refused(capsys, "search", gin_file(""))
     (tmp_path / "a.gin").write_bytes(b"\xef\xbb\xbfSPLIT = 'test'\r\n\tTOP_K = 3")
-    assert error(capsys, "search", "--gin_file=a.gin") == plain
+    assert refused(capsys, "search", "--gin_file=a.gin") == plain

@@ -111,13 +111,9 @@ def test_lines_arrive_as_they_are_written_and_a_closed_terminal_ends_nothing(unb
         "print('more'); pathlib.Path('end').touch()"
     )
     environment = {name: value for name, value in os.environ.items() if "UNBUFFERED" not in name}
+    pipes = dict.fromkeys(["stdin", "stdout", "stderr"], subprocess.PIPE)
     process = subprocess.Popen(
-        [sys.executable, "-c", program],
-        cwd=tmp_path,
-        env=environment | unbuffered,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        [sys.executable, "-c", program], cwd=tmp_path, env=environment | unbuffered, **pipes
     )
     # Without an answer the program waits: what it has not yet written never comes.
     arrived, _, _ = select.select([process.stderr], [], [], 60)

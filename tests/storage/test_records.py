@@ -11,8 +11,7 @@ def test_hash_and_normal_form_are_fixed():
 
 
 def test_hash_index_lists_every_row_of_a_hash(tmp_path):
-    hashes = np.array([7, 2**64 - 1, 7, 0, 7], np.uint64)
-    index = HashIndex.from_hashes(hashes)
+    index = HashIndex.from_hashes(np.array([7, 2**64 - 1, 7, 0, 7], np.uint64))
     index.save(epath.Path(tmp_path), "x")
     for opened in (index, HashIndex.open(epath.Path(tmp_path), "x")):
         assert opened.candidates(7) == [0, 2, 4]

@@ -87,8 +87,7 @@ def test_what_passes_has_the_annotated_types_and_the_rest_is_a_data_error():
 
 def test_every_setting_has_its_path():
     config = EvaluationConfig(judge=Judge.ANSWERS)
-    settings = flatten(evaluation=config, rates={"nq": 2.0}, tasks=("a", "b"), k=3)
-    assert settings == {
+    assert flatten(evaluation=config, rates={"nq": 2.0}, tasks=("a", "b"), k=3) == {
         "evaluation.judge": "answers",
         "evaluation.measures": ["R@1", "R@5", "R@20", "MRR@10", "nDCG@10"],
         "evaluation.page_only_tasks": [],
