@@ -1,7 +1,5 @@
 """What is kept, what is restored where, and what happens when a checkpoint cannot be written."""
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import functools
@@ -35,12 +33,10 @@ def make_state(value: float = 1.0, *, size: int = 16) -> TrainState:
     return TrainState(step=jnp.int32(0), params=params, opt_state=OPTIMIZER.init(params))
 
 
-def save_all(directory, config, metrics_by_step):
-    checkpoints = Checkpoints(directory, config)
+def save_all(checkpoints, metrics_by_step):
     for step, metrics in metrics_by_step.items():
         checkpoints.save(make_state(step), step=step, about=ABOUT, metrics=metrics)
         checkpoints.wait()
-    return checkpoints
 
 
 METRICS = {
@@ -70,20 +66,20 @@ SOME = {1: {"nll": 1.0}, 2: None, 3: {"nll": float("nan")}, 4: None}
         pytest.param(BY_NLL, {1: None, 2: None}, [2], 2, id="the newest where none has any"),
     ],
 )
-def test_what_is_kept(tmp_path, config, metrics, remaining, best):
-    checkpoints = save_all(tmp_path, config, metrics)
+def test_what_is_kept(tmp_path, opened, config, metrics, remaining, best):
+    checkpoints = opened(tmp_path, config)
+    save_all(checkpoints, metrics)
     assert steps_saved(tmp_path) == remaining
     assert (checkpoints.best_step, checkpoints.latest_step) == (best, max(metrics))
     assert checkpoints.metrics(best) == (metrics[best] or {})
-    checkpoints.close()
 
 
-def test_saved_values_are_of_the_step_though_its_buffers_are_donated_at_once(tmp_path):
+def test_saved_values_are_of_the_step_though_its_buffers_are_donated_at_once(tmp_path, opened):
     """Training overwrites the buffers of a state whose save has only begun."""
     one_more = functools.partial(jax.tree.map, lambda leaf: leaf + 1)
     advance_in_place = jax.jit(one_more, donate_argnums=0)
     state = jax.jit(lambda: make_state(0.0, size=1 << 20))()
-    checkpoints = Checkpoints(tmp_path, CheckpointConfig(keep_latest=3))
+    checkpoints = opened(tmp_path, CheckpointConfig(keep_latest=3))
     for step in range(1, 4):
         state = advance_in_place(state)
         checkpoints.save(state, step=step, about=ABOUT)
@@ -95,15 +91,14 @@ def test_saved_values_are_of_the_step_though_its_buffers_are_donated_at_once(tmp
         expected = 5 * (step - 1) + 1
         for leaf in jax.tree.leaves(params):
             np.testing.assert_array_equal(leaf, np.full(leaf.shape, expected, np.float32))
-    checkpoints.close()
 
 
 @pytest.fixture
-def saved(tmp_path):
+def saved(tmp_path, opened):
     """Checkpoints, of which step 1 is saved."""
-    checkpoints = save_all(tmp_path, CheckpointConfig(), {1: {"nll": 1.0}})
-    yield checkpoints
-    checkpoints.close()
+    checkpoints = opened(tmp_path)
+    save_all(checkpoints, {1: {"nll": 1.0}})
+    return checkpoints
 
 
 @pytest.mark.parametrize("changed", [{"data": "xyz"}, {"seed": 1}])
@@ -112,13 +107,11 @@ def test_other_data_or_seed_is_refused(saved, changed):
         saved.restore(abstract(make_state()), step=1, about=ABOUT | changed)
 
 
-def test_another_optimiser_or_shape_is_named(saved):
+def test_another_optimiser_is_named(saved):
     state = make_state()
     other = dataclasses.replace(state, opt_state=optax.sgd(0.1, momentum=0.9).init(state.params))
     with pytest.raises(ConfigError, match="optimiser"):
         saved.restore(abstract(other), step=1, about=ABOUT)
-    with pytest.raises(ConfigError, match=r"(?s)encoder/kernel has shape \(16, 4\).*\(8, 4\)"):
-        saved.restore_params(abstract(make_state(size=8).params))
 
 
 def test_a_checkpoint_of_another_format_is_refused(saved, monkeypatch):
@@ -127,29 +120,23 @@ def test_a_checkpoint_of_another_format_is_refused(saved, monkeypatch):
         saved.restore(abstract(make_state()), step=1, about=ABOUT)
 
 
-def test_an_empty_directory_has_no_checkpoint(tmp_path):
-    checkpoints = Checkpoints(tmp_path)
-    assert checkpoints.latest_step is None
-    assert checkpoints.best_step is None
+def test_an_empty_directory_has_no_checkpoint(tmp_path, opened):
+    checkpoints = opened(tmp_path)
+    assert checkpoints.latest_step is checkpoints.best_step is None
     with pytest.raises(ConfigError, match="no finished checkpoint"):
         checkpoints.restore_params(abstract(make_state().params))
-    checkpoints.close()
 
 
-def test_an_unfinished_checkpoint_is_ignored_and_removed(tmp_path):
-    save_all(tmp_path, CheckpointConfig(), {1: None}).close()
-    partial = tmp_path / "checkpoint_2.orbax-checkpoint-tmp"
-    (partial / "state").mkdir(parents=True)
-    checkpoints = Checkpoints(tmp_path)
+def test_an_unfinished_checkpoint_is_ignored_and_removed(saved, tmp_path, opened):
+    (tmp_path / "checkpoint_2.orbax-checkpoint-tmp" / "state").mkdir(parents=True)
+    checkpoints = opened(tmp_path)
     assert checkpoints.latest_step == 1
-    checkpoints.save(make_state(2), step=2, about=ABOUT)
-    checkpoints.wait()
+    save_all(checkpoints, {2: {"nll": 0.5}})
     assert steps_saved(tmp_path) == [2]
-    checkpoints.close()
 
 
 @pytest.mark.parametrize("direction", ["8 to 1", "1 to 8"])
-def test_sharded_and_unsharded_checkpoints_are_the_same(tmp_path, direction):
+def test_sharded_and_unsharded_checkpoints_are_the_same(tmp_path, opened, direction):
     many = NamedSharding(make_mesh(MeshConfig(data=1, fsdp=8)), PartitionSpec("fsdp"))
     single = jax.sharding.SingleDeviceSharding(jax.devices()[3])
     source, target = (many, single) if direction == "8 to 1" else (single, many)
@@ -158,11 +145,10 @@ def test_sharded_and_unsharded_checkpoints_are_the_same(tmp_path, direction):
 
     def place(tree, sharding):
         whole = NamedSharding(many.mesh, PartitionSpec()) if sharding is many else sharding
-        return jax.tree.map(
-            lambda leaf: jax.device_put(leaf, sharding if leaf.ndim == 2 else whole), tree
-        )
+        shardings = jax.tree.map(lambda leaf: sharding if leaf.ndim else whole, tree)
+        return jax.device_put(tree, shardings)
 
-    checkpoints = Checkpoints(tmp_path)
+    checkpoints = opened(tmp_path)
     checkpoints.save(place(state, source), step=1, about=ABOUT)
     checkpoints.wait()
     like = place(state, target)
@@ -172,7 +158,6 @@ def test_sharded_and_unsharded_checkpoints_are_the_same(tmp_path, direction):
     alone = checkpoints.restore_params(abstract(like.params), step=1)
     assert alone["kernel"].sharding == target
     np.testing.assert_array_equal(alone["kernel"], params["kernel"])
-    checkpoints.close()
 
 
 FULL_DISK = """
@@ -195,7 +180,7 @@ cli.main(["verify", "."])
 """
 
 
-def test_a_full_disk_spares_the_finished_checkpoint_and_is_told_in_three_lines(saved, tmp_path):
+def test_a_full_disk_spares_what_is_finished_and_is_told_in_three_lines(saved, tmp_path, opened):
     """A file-size limit fails the very writes a full disk fails, in the saving threads.
 
     Orbax and TensorStore would add a traceback for each of them.
@@ -208,11 +193,10 @@ def test_a_full_disk_spares_the_finished_checkpoint_and_is_told_in_three_lines(s
     assert lines[0] == problem, failed.stderr
     assert [line.split(":")[0] for line in lines[1:]] == ["  expected", "  fix"]
     assert "free some space" in lines[2]
-    again = Checkpoints(tmp_path)
+    again = opened(tmp_path)
     assert again.latest_step == 1
     restored = again.restore(abstract(make_state()), step=1, about=ABOUT)
     jax.tree.map(np.testing.assert_array_equal, restored, make_state())
-    again.close()
 
 
 def test_a_refusal_of_the_operating_system_is_reported(saved, tmp_path, monkeypatch):
@@ -235,14 +219,13 @@ def test_addresses_of_buckets_stay_whole():
     assert str(model_dir / "checkpoint_7") == "gs://bucket/model/checkpoint_7"
 
 
-DPR = ["query_encoder", "passage_encoder"]
+DPR = ("query_encoder", "passage_encoder")
 Q_SPEC = ("query_encoder_nq", "query_encoder_fever", "passage_encoder")
 
 
 def tower(seed, size=6):
-    keys = jax.random.split(jax.random.key(seed))
-    kernel, bias = jax.random.normal(keys[0], (size, 4)), jax.random.normal(keys[1], (4,))
-    return {"layers_0": {"kernel": kernel}, "bias": bias}
+    draw = functools.partial(jax.random.normal, jax.random.key(seed))
+    return {"layers_0": {"kernel": draw((size, 4))}, "bias": draw((4,))}
 
 
 def write_towers(folder, names):

@@ -1,7 +1,5 @@
 """Damaged checkpoints are named, set aside, and not resumed from."""
 
-from __future__ import annotations
-
 import logging
 import pathlib
 import shutil
@@ -65,8 +63,7 @@ def test_training_goes_on_from_the_last_whole_checkpoint(tmp_path, name, caplog)
     toy_loop.run(tmp_path / "b", LoopConfig(train_steps=4, checkpoint_period=2))
     flip(tmp_path / "b" / "checkpoint_4" / name)
     logging.getLogger("taser").propagate = True
-    renamed = set_aside_damaged(tmp_path / "b")
-    assert renamed == [str(tmp_path / "b" / "damaged_checkpoint_4")]
+    assert set_aside_damaged(tmp_path / "b") == [str(tmp_path / "b" / "damaged_checkpoint_4")]
     assert "DAMAGED CHECKPOINT" in caplog.text
     assert f"{name}: damaged after it was written: other bytes" in caplog.text
     assert "training resumes from checkpoint_2" in caplog.text

@@ -1,7 +1,5 @@
 """The loop over a toy step: periods, restarts, preemption, non-finite losses and the meter."""
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 import signal
@@ -27,7 +25,6 @@ from toy_loop import (
 
 from taser_jax.storage.errors import ConfigError, DataError, NonFiniteLossError, Preempted
 from taser_jax.training import loop, watch
-from taser_jax.training.checkpoints import Checkpoints
 
 
 def test_periods(tmp_path):
@@ -89,7 +86,7 @@ def test_checkpoints_by_time_beside_steps(tmp_path, monkeypatch, minutes, expect
     assert [line["step"] for line in lines_of(tmp_path)] == [5, 10, 11]
 
 
-def test_the_initial_weights_are_validated_first_and_kept_if_nothing_is_better(tmp_path):
+def test_the_initial_weights_are_validated_first_and_kept_if_nothing_is_better(tmp_path, opened):
     ranks = iter([0.5, 0.2, 0.3])
     config = loop.LoopConfig(train_steps=4, evaluation_period=2, validates_first=True)
     result = run(tmp_path, config, validate=lambda params: {"nll": -next(ranks)})
@@ -98,15 +95,12 @@ def test_the_initial_weights_are_validated_first_and_kept_if_nothing_is_better(t
     # Not again when training is resumed.
     config = dataclasses.replace(config, train_steps=5, evaluation_period=0)
     run(tmp_path, config, validate=lambda params: {"nll": 9.0})
-    checkpoints = Checkpoints(tmp_path)
+    checkpoints = opened(tmp_path)
     assert (checkpoints.best_step, checkpoints.metrics(0)) == (0, {"nll": -0.5})
-    checkpoints.close()
 
 
 @pytest.mark.parametrize("again", [True, False])
-def test_initial_weights_of_a_run_that_ended_at_once_are_not_those_of_the_next(
-    tmp_path, monkeypatch, again
-):
+def test_what_ended_at_once_leaves_no_initial_weights(tmp_path, opened, monkeypatch, again):
     config = loop.LoopConfig(train_steps=4, evaluation_period=2, validates_first=True)
     with pytest.raises(RuntimeError, match="gone"):
         run(tmp_path, config, batches=batches_at(0, machine_gone), validate=lambda _: {"nll": 0.1})
@@ -116,12 +110,11 @@ def test_initial_weights_of_a_run_that_ended_at_once_are_not_those_of_the_next(
     losses = iter([0.5] * again + [0.6, 0.7])
     config = dataclasses.replace(config, validates_first=again)
     run(tmp_path, config, validate=lambda _: {"nll": next(losses)})
-    checkpoints = Checkpoints(tmp_path)
+    checkpoints = opened(tmp_path)
     best = checkpoints.best_step
     assert (best, checkpoints.metrics(best)) == ((0, {"nll": 0.5}) if again else (2, {"nll": 0.6}))
     if again:
         assert checkpoints.restore_params({"weight": jnp.float32(0)}) == {"weight": 7.0}
-    checkpoints.close()
 
 
 @pytest.mark.parametrize("stop", [3, 4, 7])
@@ -140,16 +133,15 @@ def test_stopping_and_resuming_equals_not_stopping(tmp_path, stop):
     assert losses == [(line["step"], line["train/loss"]) for line in lines_of(tmp_path / "whole")]
 
 
-def test_a_run_that_no_longer_validates_does_not_save_the_metrics_that_it_found(tmp_path):
+def test_a_run_that_no_longer_validates_does_not_save_the_metrics_that_it_found(tmp_path, opened):
     config = loop.LoopConfig(train_steps=4, evaluation_period=2, patience=2)
     losses = iter([0.5, 0.6])
     run(tmp_path, config, validate=lambda _: {"nll": next(losses)})
     run(tmp_path, dataclasses.replace(config, train_steps=9))
-    checkpoints = Checkpoints(tmp_path)
+    checkpoints = opened(tmp_path)
     assert steps_saved(tmp_path)[-3:] == [6, 8, 9]
     assert [checkpoints.metrics(step) for step in (4, 6, 9)] == [{"nll": 0.6}, {}, {}]
     assert checkpoints.best_step == 2
-    checkpoints.close()
 
 
 def test_a_checkpoint_beyond_train_steps_is_refused(tmp_path):
@@ -159,9 +151,8 @@ def test_a_checkpoint_beyond_train_steps_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("validates", [False, True])
-def test_sigterm_saves_and_raises_preempted(tmp_path, validates):
-    period = 3 if validates else 0
-    config = loop.LoopConfig(train_steps=8, evaluation_period=period)
+def test_sigterm_saves_and_raises_preempted(tmp_path, opened, validates):
+    config = loop.LoopConfig(train_steps=8, evaluation_period=3 * validates)
     former = signal.getsignal(signal.SIGTERM)
     batches = batches_at(2, sigterm)
     with pytest.raises(Preempted, match="step 3 of 8"):
@@ -169,9 +160,7 @@ def test_sigterm_saves_and_raises_preempted(tmp_path, validates):
     assert batches.closed
     assert signal.getsignal(signal.SIGTERM) is former
     assert steps_saved(tmp_path) == [3]
-    checkpoints = Checkpoints(tmp_path)
-    assert checkpoints.metrics(3) == ({"nll": 1.0} if validates else {})
-    checkpoints.close()
+    assert opened(tmp_path).metrics(3) == ({"nll": 1.0} if validates else {})
     whole = run(tmp_path / "whole", config)
     again = run(tmp_path, config)
     assert float(again.state.params["weight"]) == float(whole.state.params["weight"])
@@ -185,21 +174,18 @@ def test_ctrl_c_saves_and_a_later_one_does_not_wait(tmp_path, monkeypatch):
     assert signal.getsignal(signal.SIGINT) is former
     assert steps_saved(tmp_path) == [3]
 
-    def twice():
-        return batches_at(2, sigint, sigint)
-
     with pytest.raises(KeyboardInterrupt, match="saved after step 3 of 8"):
-        run(tmp_path / "at once", config, batches=twice())
+        run(tmp_path / "at once", config, batches=batches_at(2, sigint, sigint))
     assert steps_saved(tmp_path / "at once") == [3]
 
     monkeypatch.setattr(watch, "_BOUNCE_SECONDS", -1)
     with pytest.raises(KeyboardInterrupt, match="without saving; nothing is saved"):
-        run(tmp_path / "later", config, batches=twice())
+        run(tmp_path / "later", config, batches=batches_at(2, sigint, sigint))
     assert steps_saved(tmp_path / "later") == []
 
     config = loop.LoopConfig(train_steps=8, checkpoint_period=2)
     with pytest.raises(KeyboardInterrupt, match="without saving; the newest checkpoint: step 2"):
-        run(tmp_path / "saved before", config, batches=twice())
+        run(tmp_path / "saved before", config, batches=batches_at(2, sigint, sigint))
 
 
 def weight_without(*skipped: int, steps: int) -> float:

@@ -132,16 +132,14 @@ def test_summed_gradients_and_chunks_give_the_naive_step():
 @pytest.mark.parametrize("gradients", TaskGradients)
 def test_eight_devices_do_not_change_a_step(gradients):
     mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
-    replicated = NamedSharding(mesh, PartitionSpec())
     is_tsage = gradients is TaskGradients.STACKED
     optimizer = build(TSAGE, PLAIN) if is_tsage else ONE_FOR_ALL
-    shardings = jax.tree.map(lambda _: replicated, shapes(PLAIN))
+    shardings = jax.tree.map(lambda _: NamedSharding(mesh, PartitionSpec()), shapes(PLAIN))
     shardings["wi"]["kernel"] = NamedSharding(mesh, PartitionSpec(None, "model"))
     shardings["wo"]["kernel"] = NamedSharding(mesh, PartitionSpec("model", None))
     state = fresh(optimizer, PLAIN, param_shardings=shardings)
-    make_step = functools.partial(
-        make_multitask_step, PLAIN, optimizer, tasks=TASKS, gradients=gradients
-    )
+    options = {"tasks": TASKS, "gradients": gradients}
+    make_step = functools.partial(make_multitask_step, PLAIN, optimizer, **options)
     step, plain_step = make_step(state_shardings=state_shardings(state, shardings)), make_step()
     batches = jax.device_put(BATCHES, NamedSharding(mesh, PartitionSpec("data")))
     plain = fresh(optimizer, PLAIN)

@@ -1,5 +1,6 @@
 import dataclasses
 import functools
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -50,17 +51,12 @@ def test_named_keys_are_stable_and_distinct():
 
 def test_steps_of_a_gpu_have_options_of_their_own(monkeypatch):
     plain, _ = default_step()(fresh(), BATCHES)
-    options = []
-    jit = jax.jit
-
-    def record(function, *, compiler_options=None, **how):
-        options.append(compiler_options)
-        return jit(function, compiler_options=compiler_options, **how)
-
-    monkeypatch.setattr(jax, "jit", record)
+    jit = mock.Mock(wraps=jax.jit)
+    monkeypatch.setattr(jax, "jit", jit)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     step = make_train_step(MODEL, OPTIMIZER, seed=3, schedule=lambda step: 0.5 / (1 + step))
     state, _ = step(fresh(), BATCHES)
+    options = [call.kwargs.get("compiler_options") for call in jit.call_args_list]
     assert {"xla_gpu_dot_merger_threshold_mb": 0} in options
     assert_close(state.params, plain.params, atol=0)
 
@@ -95,8 +91,7 @@ def test_training_learns_and_reports():
 
 def test_a_step_depends_on_seed_and_step_alone():
     def losses(step, start):
-        state = fresh()
-        state = TrainState(jnp.int32(start), state.params, state.opt_state)
+        state = dataclasses.replace(fresh(), step=jnp.int32(start))
         return float(step(state, BATCHES)[1]["loss"])
 
     step = default_step()
@@ -164,8 +159,7 @@ def test_regulariser_joins_the_loss_and_needs_a_router():
 
 def test_a_state_is_born_sharded_with_its_moments():
     mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
-    replicated = NamedSharding(mesh, PartitionSpec())
-    shardings = jax.tree.map(lambda _: replicated, fresh(PLAIN).params)
+    shardings = jax.tree.map(lambda _: NamedSharding(mesh, PartitionSpec()), fresh(PLAIN).params)
     by_model = NamedSharding(mesh, PartitionSpec(None, "model"))
     shardings["wi"]["kernel"] = by_model
     # As a combiner's averages: a copy of the parameters for each of two tasks.

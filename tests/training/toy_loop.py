@@ -1,7 +1,5 @@
 """A loop whose parameter is a number that every step moves."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json
