@@ -21,9 +21,8 @@ TINY = BertConfig(
 
 @pytest.mark.parametrize("activation", Activation)
 def test_config_comes_back(tmp_path, activation):
-    config = dataclasses.replace(
-        TINY, activation=activation, dropout_rate=0.2, layer_norm_epsilon=1e-5
-    )
+    changes = {"dropout_rate": 0.2, "layer_norm_epsilon": 1e-5}
+    config = dataclasses.replace(TINY, activation=activation, **changes)
     (tmp_path / "config.json").write_text(json.dumps(config_to_json(config)), encoding="utf-8")
     assert bert_config(tmp_path) == config
 
@@ -96,10 +95,8 @@ def with_heads(tensors):
 )
 def test_variants_of_the_same_checkpoint(disguise):
     # Values that bfloat16 can hold.
-    tensors = {
-        name: tensor.astype(ml_dtypes.bfloat16).astype(np.float32)
-        for name, tensor in random_tensors().items()
-    }
+    halves = {name: tensor.astype(ml_dtypes.bfloat16) for name, tensor in random_tensors().items()}
+    tensors = {name: half.astype(np.float32) for name, half in halves.items()}
     expected = encoder_from_tensors(tensors, TINY, where="x")
     params = encoder_from_tensors(disguise(tensors), TINY, where="x")
     jax.tree.map(np.testing.assert_array_equal, params, expected)
@@ -108,8 +105,7 @@ def test_variants_of_the_same_checkpoint(disguise):
 
 def test_what_is_exported_comes_back_bit_for_bit():
     tensors = random_tensors(7)
-    params = encoder_from_tensors(tensors, TINY, where="x")
-    exported = params_to_tensors(params, bert_leaves(TINY))
+    exported = params_to_tensors(encoder_from_tensors(tensors, TINY, where="x"), bert_leaves(TINY))
     jax.tree.map(np.testing.assert_array_equal, exported, tensors)
 
 

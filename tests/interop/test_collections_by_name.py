@@ -3,7 +3,8 @@
 import json
 import pathlib
 import sys
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
+from unittest import mock
 
 import capitals
 import pytest
@@ -51,8 +52,7 @@ def libraries(tmp_path, monkeypatch):
         "tiny/test": Data({"q1": GRADES["q1"]}),
         "bare": Data({}),
     }
-    ir_datasets = ModuleType("ir_datasets")
-    ir_datasets.load = datasets.__getitem__
+    ir_datasets = SimpleNamespace(load=datasets.__getitem__)
     monkeypatch.setitem(sys.modules, "ir_datasets", ir_datasets)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
@@ -60,15 +60,14 @@ def libraries(tmp_path, monkeypatch):
 def test_splits_of_ir_datasets_are_a_collection(tmp_path):
     prepare(data_dir=str(tmp_path / "data"), directories="ir_datasets:tiny")
     data = tmp_path / "data", "tiny"
-    assert [passage.text for passage in PassageStore.open(*data).iterate()] == [
-        text for _, text in PASSAGES.values()
-    ]
+    texts = [passage.text for passage in PassageStore.open(*data).iterate()]
+    assert texts == [text for _, text in PASSAGES.values()]
     assert list_tasks(*data) == {"tiny": ["train", "test"]}
     (query,) = QuerySet.open(*data, "tiny", "test")
     assert (query.text, query.positives, query.relevance) == ("a river", (0,), (2,))
 
 
-def test_a_title_is_no_part_of_a_default_text(tmp_path, monkeypatch):
+def test_a_title_is_no_part_of_a_default_text(monkeypatch):
     """As of nfcorpus and msmarco-document; a text of its own is left as it is."""
 
     def documents(_):
@@ -78,10 +77,8 @@ def test_a_title_is_no_part_of_a_default_text(tmp_path, monkeypatch):
     monkeypatch.setattr(Data, "docs_iter", documents)
     folder = pathlib.Path(as_folder("ir_datasets:tiny"))
     corpus = map(json.loads, (folder / "corpus.jsonl").read_text().splitlines())
-    assert [(passage["title"], passage["text"]) for passage in corpus] == [
-        ("Paris", "On a river."),
-        ("Go", "Go is a game."),
-    ]
+    titles_and_texts = [(passage["title"], passage["text"]) for passage in corpus]
+    assert titles_and_texts == [("Paris", "On a river."), ("Go", "Go is a game.")]
 
 
 def test_one_split_of_ir_datasets_is_what_it_is_named(monkeypatch):
@@ -90,8 +87,7 @@ def test_one_split_of_ir_datasets_is_what_it_is_named(monkeypatch):
     names = {path.name for path in folder.rglob("*")}
     assert names == {"corpus.jsonl", "queries.jsonl", "qrels", "train.tsv"}
     assert (folder / "qrels" / "train.tsv").read_text() == "query-id\tcorpus-id\tscore\nq2\td2\t1\n"
-    query = json.loads((folder / "queries.jsonl").read_text())
-    assert query == {"_id": "q2", "text": "a game"}
+    assert json.loads((folder / "queries.jsonl").read_text()) == {"_id": "q2", "text": "a game"}
     # What has been read is kept, and other names are folders.
     monkeypatch.setattr(collections_by_name, "_READERS", {"ir_datasets": None})
     assert as_folder("ir_datasets:tiny/train") == str(folder)
@@ -136,9 +132,7 @@ def test_an_unknown_task_and_one_without_judgements_are_refused(tmp_path, monkey
 
 
 def test_a_library_that_cannot_read_or_is_absent_says_why(monkeypatch):
-    def absent(name):
-        raise OSError("name resolution failed\nand more")
-
+    absent = mock.Mock(side_effect=OSError("name resolution failed\nand more"))
     monkeypatch.setattr(sys.modules["ir_datasets"], "load", absent)
     with pytest.raises(DataError, match=r"could not read it: name resolution failed\n"):
         as_folder("ir_datasets:tiny")

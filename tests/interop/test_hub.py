@@ -3,11 +3,11 @@
 The hub is a folder on this machine, or a port that nobody answers at: no network.
 """
 
-import fnmatch
 import json
 import shutil
 import socket
 import time
+from unittest import mock
 
 import huggingface_hub
 import pytest
@@ -35,11 +35,10 @@ def served(tmp_path, monkeypatch):
     def download(hub_id, *, allow_patterns, local_files_only):
         assert hub_id == "us/tiny"
         if not local_files_only:
-            names = [path.name for path in directory.iterdir()]
             (tmp_path / "cache").mkdir(exist_ok=True)
             for pattern in allow_patterns:
-                for name in fnmatch.filter(names, pattern):
-                    shutil.copy(directory / name, tmp_path / "cache")
+                for path in directory.glob(pattern):
+                    shutil.copy(path, tmp_path / "cache")
         return str(tmp_path / "cache")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
@@ -79,8 +78,7 @@ def test_a_hub_that_never_answers_is_given_up(tmp_path, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(hub, "_TIMEOUT_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        port = silent.getsockname()[1]
-        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{port}")
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
         start = time.monotonic()
         with pytest.raises(DataError, match=ADVICE):
             fetch("us/tiny")
@@ -91,10 +89,7 @@ def test_only_what_is_needed_is_downloaded_and_then_kept(served, monkeypatch):
     directory = fetch("us/tiny")
     names = {path.name for path in directory.iterdir()}
     assert names == {"config.json", "model.safetensors", "vocab.txt"}
-
-    def unreachable(*_, **__):
-        raise OSError("name resolution failed")
-
+    unreachable = mock.Mock(side_effect=OSError("name resolution failed"))
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", unreachable)
     (served / "config.json").unlink()
     assert fetch("us/tiny") == directory

@@ -133,10 +133,9 @@ def prompted(directory, kind, *prompt):
     )
 
 
-# [SEP] in a text is no token: a name with it is TACO-DR's prompt.
-@pytest.mark.parametrize("prompt", [("the", "city"), ("city", "[SEP]")])
-def test_a_tasks_prompt_is_before_its_queries(prompt, tmp_path, sentence_transformer):
-    source = prompted(tmp_path, "taser", *prompt)
+def test_a_tasks_prompt_is_before_its_queries(tmp_path, sentence_transformer):
+    # [SEP] in a text is no token: a name with it is TACO-DR's prompt.
+    source = prompted(tmp_path, "taser", "city", "[SEP]")
     expected = embed_given(source, Role.QUERY)
     plain = dataclasses.replace(source, query_settings=QuerySettings())
     assert np.abs(expected - embed_given(plain, Role.QUERY)).max() > 100 * TOLERANCE

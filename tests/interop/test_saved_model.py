@@ -108,8 +108,7 @@ def test_parameters_lie_there_once_and_come_back_bit_for_bit(det_r):
     reader = tf.train.load_checkpoint(str(directory / "variables" / "variables"))
     names = [n for n in reader.get_variable_to_shape_map() if n.startswith(prefix)]
     variables = {n.removeprefix(prefix).removesuffix(suffix): reader.get_tensor(n) for n in names}
-    params = unflatten_dict(variables, sep="/")
-    jax.tree.map(np.testing.assert_array_equal, params, source.params)
+    jax.tree.map(np.testing.assert_array_equal, unflatten_dict(variables, sep="/"), source.params)
     assert b"taser_jax/models" not in (directory / "saved_model.pb").read_bytes(), "local paths"
 
 

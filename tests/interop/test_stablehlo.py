@@ -90,8 +90,7 @@ def test_programs_are_of_three_platforms_and_without_weights(det_r):
     tokens = tiny_tokens(2, QUERY_LENGTH)
     params = run_snippet(directory, Role.QUERY, tokens.ids, tokens.mask).params
     jax.tree.map(np.testing.assert_array_equal, params, source.params)
-    vocabulary = load_vocabulary(directory / "vocabulary")
-    assert vocabulary.fingerprint == source.vocabulary.fingerprint
+    assert load_vocabulary(directory / "vocabulary").fingerprint == source.vocabulary.fingerprint
     for role in Role:
         data = (directory / f"encode_{role.value}.stablehlo").read_bytes()
         program = export.deserialize(bytearray(data))
@@ -144,7 +143,7 @@ def test_the_card_converts_texts_to_our_ids_without_us(det_r, tmp_path, prompt, 
     np.testing.assert_array_equal(names["ids"], ours.ids[:, :width])
     np.testing.assert_array_equal(names["mask"], ours.mask[:, :width])
     assert ours.mask[:, :width].sum() == ours.mask.sum()
-    file = str(directory / "passage_tokenizer" / "tokenizer.json")
-    tokenizer = tokenizers.Tokenizer.from_file(file)
+    file = directory / "passage_tokenizer" / "tokenizer.json"
+    tokenizer = tokenizers.Tokenizer.from_file(str(file))
     passages = passage_ids(texts[:1], texts[2:], vocabulary, 20, prompt=source.passage_prompt)
     assert [tokenizer.encode(texts[0], texts[2]).ids] == passages

@@ -61,7 +61,7 @@ def load_of(script, exported):
 
 
 @pytest.fixture
-def place_of(tmp_path):
+def place_of(tmp_path, request):
     """Script -> its store: a folder, or the address of a server that runs for the test."""
 
     def make(script):
@@ -69,13 +69,10 @@ def place_of(tmp_path):
             (tmp_path / script).mkdir()
             return tmp_path / script
         server = __import__("pgserver").get_server(tmp_path / script)
-        started.append(server)
+        request.addfinalizer(server.cleanup)
         return server.get_uri()
 
-    started = []
-    yield make
-    for server in started:
-        server.cleanup()
+    return make
 
 
 @pytest.mark.parametrize("script", ENGINES)
@@ -99,11 +96,8 @@ def test_a_store_finds_what_sorting_finds_and_is_filled_once(exported, place_of,
 def test_a_full_disk_is_told(exported, place_of, script):
     load, place = load_of(script, exported), place_of(script)
     refusals = __import__("exported").refusals
-    with (
-        pytest.raises(SystemExit, match=rf"(?s)^{place}: the store refused: .*has room.*fix: "),
-        refusals(place),
-        no_room_beyond(1000),
-    ):
+    told = rf"(?s)^{place}: the store refused: .*has room.*fix: "
+    with pytest.raises(SystemExit, match=told), refusals(place), no_room_beyond(1000):
         load(exported, place)
 
 

@@ -39,12 +39,10 @@ UMT5 = dataclasses.replace(GATED, position_bias=PositionBias.PER_LAYER)
 CONFIGS = {"t5": PLAIN, "1.1": GATED, "umt5": UMT5}
 
 
-def random_t5(config, seed=0):
-    rng = np.random.default_rng(seed)
-    leaves = t5_leaves(config)
-    return unflatten_dict(
-        {leaf.path: rng.normal(size=leaf.shape).astype(np.float32) for leaf in leaves}
-    )
+def random_t5(config):
+    rng = np.random.default_rng(0)
+    drawn = {leaf.path: np.float32(rng.normal(size=leaf.shape)) for leaf in t5_leaves(config)}
+    return unflatten_dict(drawn)
 
 
 def write_hugging_face(directory, params, config, **changes):
@@ -123,9 +121,8 @@ def test_t5x_checkpoint_into_an_encoder_with_its_projection(tmp_path):
     assert table.dtype == np.float32
     np.testing.assert_allclose(table * 100, expected, rtol=0.01)
     for other in (4, None):
-        wrong = dataclasses.replace(config, projection_dim=other)
         with pytest.raises(ConfigError, match=rf"(?s)\(6, 3\).*\(6, {other}\).*projection_dim=3"):
-            loaded(directory, wrong)
+            loaded(directory, dataclasses.replace(config, projection_dim=other))
 
 
 @pytest.mark.parametrize("towers", Towers)
@@ -179,10 +176,8 @@ def test_a_model_of_other_sizes_is_refused(other, message, tmp_path):
 
 
 def test_files_that_contradict_their_configuration(tmp_path):
-    params = random_t5(PLAIN)
-    name = "encoder.block.2.layer.1.DenseReluDense.wo.weight"
-    more = {name: np.ones((6, 5), np.float32)}
-    directory = write_hugging_face(tmp_path / "hf", params, PLAIN, **more)
+    more = {"encoder.block.2.layer.1.DenseReluDense.wo.weight": np.ones((6, 5), np.float32)}
+    directory = write_hugging_face(tmp_path / "hf", random_t5(PLAIN), PLAIN, **more)
     with pytest.raises(DataError, match=r"(?s)does not have: encoder\.block\.2.*merge adapters"):
         loaded(directory, T5DualEncoderConfig(t5=PLAIN))
     with pytest.raises(ConfigError, match="no tensor is named shared"):

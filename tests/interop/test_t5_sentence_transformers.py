@@ -70,27 +70,20 @@ def test_what_was_exported_returns_bit_for_bit(tmp_path, changes):
     config = dataclasses.replace(source.config, t5=pretrained_t5(directory))
     assert config.t5.num_decoder_layers == source.config.t5.num_decoder_layers
     drawn = jax.tree.map(np.zeros_like, source.params)
-    again = read_pretrained(
-        Pretrained(str(directory)),
-        config=config,
-        params=drawn,
-        vocabulary=source.vocabulary_dir,
-    )
+    weights, words = Pretrained(str(directory)), source.vocabulary_dir
+    again = read_pretrained(weights, config=config, params=drawn, vocabulary=words)
     jax.tree.map(np.testing.assert_array_equal, again, source.params)
 
 
 def test_another_normalisation_than_the_exported_models_is_warned_of(tmp_path, caplog):
     source = t5_source(tmp_path, normalization=Normalization.L2)
     weights = Pretrained(str(exported(export_sentence_transformers, source, tmp_path)))
-    for config in (
-        source.config,
-        dataclasses.replace(source.config, normalization=Normalization.NONE),
-    ):
+    plain = dataclasses.replace(source.config, normalization=Normalization.NONE)
+    for config in (source.config, plain):
         assert "normalization" not in caplog.text
         read_pretrained(weights, config=config, params=source.params)
-    assert (
-        "modules.json names normalization 'l2', and T5DualEncoderConfig has 'none'" in caplog.text
-    )
+    warning = "modules.json names normalization 'l2', and T5DualEncoderConfig has 'none'"
+    assert warning in caplog.text
 
 
 def test_a_projection_that_is_more_than_a_kernel_is_refused(tmp_path):

@@ -48,8 +48,7 @@ def test_shards_outside_of_the_directory_are_not_opened(tmp_path):
 def test_weights_of_eight_bits_are_refused(tmp_path):
     header = {"w": {"dtype": "F8_E4M3", "shape": [2, 2], "data_offsets": [0, 4]}}
     text = json.dumps(header).encode()
-    content = struct.pack("<Q", len(text)) + text + bytes(4)
-    (tmp_path / "model.safetensors").write_bytes(content)
+    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + bytes(4))
     with pytest.raises(DataError, match=r"float8(.|\n)*quantised"):
         read_tensors(tmp_path)
 
