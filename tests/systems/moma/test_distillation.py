@@ -47,18 +47,15 @@ def test_positives_are_gold_and_most_attended_and_negatives_the_rest():
 def test_the_lookup_trains_on_all_memories(mixture, tmp_path):
     source = mixture.stores[0]
     queries = source.queries("first", "validation")
-    gold = mixture.gold("source", queries)
     data = dataclasses.replace(
         queries,
-        positives=Ragged.from_lists([*rows, 50] for rows in gold),
+        positives=Ragged.from_lists([*rows, 50] for rows in mixture.gold("source", queries)),
         hard_negatives=Ragged.from_lists([[51, 52, 53]] * len(queries)),
     )
     joined = write_joined_store(tmp_path / "joined", mixture, source, [data])
     assert len(joined) == 60
-    rows = np.array([0, 47, 59])
-    np.testing.assert_array_equal(
-        joined.passages.tokens(rows).ids, mixture.stores[1].passages.tokens(rows).ids
-    )
+    stores, rows = (joined, mixture.stores[1]), np.array([0, 47, 59])
+    np.testing.assert_array_equal(*(store.passages.tokens(rows).ids for store in stores))
     read = TokenStore.open(tmp_path / "joined").queries(queries.task, queries.split)
     np.testing.assert_array_equal(read.ids, queries.ids)
     assert read.query_ids == queries.query_ids
@@ -86,16 +83,13 @@ def test_a_trained_lookup_knows_the_prompts_of_the_source(mixture, tmp_path):
 def test_attention_is_shared_among_memories(mixture):
     rows = np.array([[0, 1, 50, 2], [55, 56, -1, -1]], np.int32)
     attention = np.array([[9.0, 0.2, 0.1, 0.3], [9.0, 0.3, 0.1, 0.0]], np.float32)
-    gold = [np.array([1]), np.array([0])]
-    split = attention_shares(mixture, rows, attention, gold=gold)
+    split = attention_shares(mixture, rows, attention, gold=[np.array([1]), np.array([0])])
     # One of the first query's three documents of the source is relevant, none of the second's.
-    assert split["attention"] == pytest.approx(
-        {"source, other": 0.2, "more": 0.7, "source, relevant": 0.1}
-    )
+    shares = {"source, other": 0.2, "more": 0.7, "source, relevant": 0.1}
+    assert split["attention"] == pytest.approx(shares)
     assert split["queries_with_gold"] == 0.5
-    assert split["documents"] == pytest.approx(
-        {"source, other": 0.2, "more": 0.6, "source, relevant": 0.2}
-    )
+    shares = {"source, other": 0.2, "more": 0.6, "source, relevant": 0.2}
+    assert split["documents"] == pytest.approx(shares)
 
 
 def test_documents_are_named_and_ordered_by_attention(mixture, tmp_path):

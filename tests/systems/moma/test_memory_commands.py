@@ -91,8 +91,7 @@ def test_only_new_documents_are_encoded(world, tmp_path):
     np.testing.assert_array_equal(*shared)
     # Every passage of the first is also one of the second.
     assert add(world, directory, "source", 0) == {"encoded": 0, "kept": 60}
-    remove_more = {"action": MemoryAction.REMOVE, "name": "more"}
-    assert memory(**remove_more, memory_dir=directory) == ["source"]
+    assert memory(action=MemoryAction.REMOVE, name="more", memory_dir=directory) == ["source"]
     assert memory(action=MemoryAction.LIST, memory_dir=directory) == ["source"]
     assert len(Mixture.open(directory)) == 48
     assert add(world, directory, "more", 1) == {"encoded": 0, "kept": 60}
@@ -109,18 +108,16 @@ def test_a_mixture_is_one_collection_in_which_equal_texts_are_one(world, mixture
     store, places = TokenStore.open(world.stores[1]), Ragged.from_lists([np.arange(60)])
     queries = dataclasses.replace(store.queries("first", "train"), positives=places)
     np.testing.assert_array_equal(mixture.gold("more", queries)[0], np.arange(60))
-    others = dataclasses.replace(queries, collection_fingerprint="other")
     with pytest.raises(FingerprintError, match=r"^memory 'more': made from collection"):
-        mixture.gold("more", others)
+        mixture.gold("more", dataclasses.replace(queries, collection_fingerprint="other"))
     chosen = np.array([3, 55, 20])
     tokens, expected = mixture.tokens(chosen), store.passages.tokens(chosen)
     np.testing.assert_array_equal(tokens.ids, expected.ids)
     np.testing.assert_array_equal(tokens.mask, expected.mask)
     # Rows of the joined index are the passages' own embeddings.
     joined = EmbeddingsByText.of_mixture(mixture)
-    np.testing.assert_allclose(
-        joined.take(chosen), model.encode_fn(Role.PASSAGE)(expected), atol=1e-5
-    )
+    encoded = model.encode_fn(Role.PASSAGE)(expected)
+    np.testing.assert_allclose(joined.take(chosen), encoded, atol=1e-5)
     np.testing.assert_array_equal(joined[10:70], joined.take(np.arange(10, 60)))
 
 
@@ -153,9 +150,8 @@ def test_lookups_are_the_best_of_all_memories(world, mixture_dir, tmp_path):
     scores = embedded @ EmbeddingsByText.of_mixture(mixture)[:].T
     best = -np.sort(-scores, axis=1)[:, :5]
     np.testing.assert_allclose(lookup.scores, best, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(
-        np.take_along_axis(scores, lookup.rows, axis=1), best, rtol=1e-4, atol=1e-5
-    )
+    of_rows = np.take_along_axis(scores, lookup.rows, axis=1)
+    np.testing.assert_allclose(of_rows, best, rtol=1e-4, atol=1e-5)
 
 
 def test_training_queries_can_do_without_their_own_positives(world, mixture_dir, tmp_path):
@@ -207,7 +203,7 @@ def test_training_and_encoding_take_documents(given, tmp_path, documents):
             train(model_dir=str(tmp_path / "x"), data=documents, model=model, training=TRAINING)
 
 
-def test_attention_to_cached_states_is_that_to_tokens(
+def test_attention_to_cached_states_is_as_to_tokens(
     world, mixture_dir, given, tmp_path, monkeypatch
 ):
     model_dir, model = tmp_path / "model", fusion(bert=TWO_BLOCKS, towers=Towers.TIED)

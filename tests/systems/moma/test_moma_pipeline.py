@@ -4,7 +4,7 @@ import json
 import shutil
 
 import pytest
-from small_world import figures, gin, succeed
+from small_world import SIX_STEPS, figures, gin, succeed
 from written_files import beir, write
 
 from taser_jax.assembly.model_directory import load_model
@@ -75,15 +75,13 @@ def test_episodes_on_two_memories(small_world, tmp_path, capsys):
         *("pipeline", "moma"),
         *gin(DATA_DIR=data, TOKEN_STORE=small_world.token_store, OUTPUT_DIR=output_dir),
         *gin(MEMORIES={"source": str(small_world.token_store), "terms": str(tokens)}),
-        *gin("BertConfig", embed_dim=32, num_layers=2, num_heads=2, head_dim=16, mlp_dim=64),
-        *gin("BertConfig", dropout_rate=0.0, attention_dropout_rate=0.0),
+        *SIX_STEPS,
         *gin("TrainingConfig", train_from_block=1, states_dir=tmp_path / "states"),
         *gin("MomaConfig", documents=3, learned_positives=2),
         *gin("BertFusionConfig", documents="tokens"),
         *gin("MomaConfig", compared=["none", "fixed", "learned"]),
         *gin(TARGETS={"other": str(target)}),
-        *gin(TRAIN_STEPS=4, WARM_UP_STEPS=4, BATCH_SIZE=16, WARMUP_STEPS=2),
-        *gin("ValidationConfig", num_batches=0),
+        *gin(TRAIN_STEPS=4, WARM_UP_STEPS=4),
     ]
     succeed(*arguments)
     rows = figures(output_dir)

@@ -5,6 +5,8 @@ import logging
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.special import softmax
+from scipy.stats import entropy
 
 from taser_jax.retrieval.runs import SearchResult
 from taser_jax.storage.errors import DataError
@@ -19,23 +21,13 @@ from taser_jax.systems.muf.confidence import (
 MEMBERS, QUERIES, K, DIM = 5, 7, 6, 4
 
 
-def entropy(p):
-    return -np.sum(p * np.log(np.where(p > 0, p, 1.0)), axis=-1)
-
-
-def oracle(logits, exists, temperature):
-    """Float64, entropies as the paper writes them."""
-    w = []
-    for line, there in zip(np.asarray(logits, np.float64), exists, strict=True):
-        if not there.any():
-            w.append(0.0)
-            continue
-        z = line[:, there] / temperature
-        p = np.exp(z - z.max(axis=1, keepdims=True))
-        p /= p.sum(axis=1, keepdims=True)
-        information = entropy(p.mean(axis=0)) - entropy(p).mean()
-        w.append(1 - information / np.log(len(p)))
-    return np.array(w)
+def oracle(logits, temperature):
+    """A query's confidence in float64, by SciPy's entropies; `logits` are [members, passages]."""
+    if not logits.size:
+        return 0.0
+    p = softmax(np.float64(logits) / temperature, axis=1)
+    information = entropy(p.mean(axis=0)) - entropy(p, axis=1).mean()
+    return 1 - information / np.log(MEMBERS)
 
 
 def problem(seed=0):
@@ -71,7 +63,9 @@ def test_blocks_and_temperatures_change_nothing():
     exists = result.rows >= 0
     logits = np.einsum("mqd,qkd->qmk", members, vectors[result.rows], dtype=np.float64)
     for line, temperature in enumerate((0.1, 1.0)):
-        np.testing.assert_allclose(whole[line], oracle(logits, exists, temperature), atol=2e-5)
+        of_queries = zip(logits, exists, strict=True)
+        expected = [oracle(query[:, there], temperature) for query, there in of_queries]
+        np.testing.assert_allclose(whole[line], expected, atol=2e-5)
     in_blocks = confidences(members, vectors, result, block_bytes=4 * K * DIM * 3)
     np.testing.assert_allclose(in_blocks, whole, atol=1e-6)
     assert (whole[:, 2] == 0).all()
@@ -133,9 +127,8 @@ def test_equals_a_loop_over_bins():
     rng = np.random.default_rng(0)
     for size in (1, 7, 500):
         confidence, correct = rng.random(size), rng.random(size) < 0.4
-        assert reliability(confidence, correct).error == pytest.approx(
-            calibration_error(confidence, correct)
-        )
+        expected = calibration_error(confidence, correct)
+        assert reliability(confidence, correct).error == pytest.approx(expected)
 
 
 def test_the_temperature_with_the_lowest_error(caplog):

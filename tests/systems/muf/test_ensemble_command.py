@@ -89,9 +89,7 @@ def test_the_first_members_are_an_ensemble(trained):
         three.first(1)
 
 
-def test_a_killed_training_resumes_to_the_same_bits(
-    trained, embeddings_dir, store, tmp_path, monkeypatch
-):
+def test_killed_it_resumes_to_the_same_bits(trained, embeddings_dir, store, tmp_path, monkeypatch):
     _, uninterrupted = trained
     batch = SpecialistVectors.batch
 
@@ -105,8 +103,7 @@ def test_a_killed_training_resumes_to_the_same_bits(
         start(tmp_path / "out", embeddings_dir, store)
     monkeypatch.undo()
     assert not (tmp_path / "out" / "metadata.json").exists()
-    again = start(tmp_path / "out", embeddings_dir, store)
-    assert again.fingerprints == uninterrupted.fingerprints
+    assert start(tmp_path / "out", embeddings_dir, store).fingerprints == uninterrupted.fingerprints
     assert (tmp_path / "out" / "members.npz").exists()
 
 
@@ -122,8 +119,7 @@ def test_batches_are_the_members_own(embeddings_dir, store):
         config = dataclasses.replace(TRAINING.batching, seed=seed)
         rows = BatchStream(store, {"first": queries}, config).rows(9)
         np.testing.assert_array_equal(batch.queries[member], encoded[rows.query_rows])
-        expected = passages.take(rows.passage_rows)
-        np.testing.assert_array_equal(batch.passages[member], expected)
+        np.testing.assert_array_equal(batch.passages[member], passages.take(rows.passage_rows))
         np.testing.assert_array_equal(batch.positive_index[member], rows.positive_index)
     assert not np.array_equal(batch.queries[0], batch.queries[1])
 

@@ -83,14 +83,11 @@ def test_equals_pytorch():
         optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.0, eps=EPSILON)
         for number, factor in enumerate([0.0, 1.0, 2 / 3, 1 / 3]):
             batch = batches(CONFIG.members, number)
-            queries, passages = (
-                torch.tensor(array[member]) for array in (batch.queries, batch.passages)
-            )
+            queries, passages = map(torch.tensor, (batch.queries[member], batch.passages[member]))
             logits = model(queries) @ passages.T
             logits = logits.masked_fill(torch.tensor(batch.ignore[member]), -torch.inf)
-            loss = torch.nn.functional.cross_entropy(
-                logits, torch.tensor(batch.positive_index[member]).long()
-            )
+            positives = torch.tensor(batch.positive_index[member]).long()
+            loss = torch.nn.functional.cross_entropy(logits, positives)
             optimizer.zero_grad()
             loss.backward()
             norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 2.0)
@@ -160,9 +157,8 @@ def test_parameters_of_the_papers_ensemble():
 
 
 def test_weights_are_drawn_as_pytorch_draws_them():
-    wide = init_members(
-        jax.random.key(0), dim=64, config=EnsembleConfig(hidden_dims=(256,)), members=4
-    )
+    config = EnsembleConfig(hidden_dims=(256,))
+    wide = init_members(jax.random.key(0), dim=64, config=config, members=4)
     for layer, inputs in (("layers_0", 64), ("layers_1", 256)):
         bound = inputs**-0.5
         for leaf in wide[layer].values():

@@ -43,9 +43,8 @@ def specialists(small_world, tmp_path_factory):
     store, by_task = TokenStore.open(small_world.token_store), {}
     for seed, task in enumerate(("summary", "code")):
         root = tmp_path_factory.mktemp(task)
-        embeddings = write_specialist(root, store, seed=seed, dim=6 + 2 * seed)
         ensemble(
-            embeddings_dir=str(embeddings),
+            embeddings_dir=str(write_specialist(root, store, seed=seed, dim=6 + 2 * seed)),
             token_store=str(store.directory),
             output_dir=str(root / "ensemble"),
             tasks=[task],
@@ -124,8 +123,7 @@ def test_lists_are_weighed_by_each_specialists_confidence(fused, small_world, sp
         for place, (name, folder) in enumerate(specialists.items()):
             expected = confidence_of(folder, task, runs[place], summary.temperatures[name])
             np.testing.assert_allclose(arrays.arrays["confidence"][:, place], expected, atol=1e-4)
-        weights = weights_of(arrays.arrays["confidence"])
-        expected = fuse_runs(runs, weights, FUSION)
+        expected = fuse_runs(runs, weights_of(arrays.arrays["confidence"]), FUSION)
         np.testing.assert_array_equal(arrays.run.rows, expected.rows)
         queries = QuerySet.open(small_world.data_dir, "small", task, "test")
         written = read_task_run(output_dir / "runs", queries, store)
@@ -152,9 +150,7 @@ def test_a_temperature_of_other_judgements_is_not_taken(fused, start, small_worl
         start(output_dir, data_dir=str(data_dir))
 
 
-def test_results_with_own_passages_are_not_taken_for_those_without(
-    start, specialists, tmp_path, monkeypatch
-):
+def test_own_passages_make_other_results(start, specialists, tmp_path, monkeypatch):
     # Its queries are no passages.
     monkeypatch.setattr("taser_jax.systems.muf.fuse.check_own_passages", lambda *_: None)
     own = {"tasks": ["code"], "own_passage_tasks": ["code"]}
@@ -182,11 +178,8 @@ def test_results_of_another_index_are_not_taken(start, specialists, tmp_path):
         start(tmp_path / "out", **alone)
 
 
-def test_a_temperature_alone_is_that_of_all_and_needs_no_validation_queries(
-    start, specialists, tmp_path, monkeypatch
-):
-    splits = {task: ["train", "test"] for task in specialists}
-    monkeypatch.setattr(PassageStore, "tasks", splits)
+def test_one_temperature_needs_no_validation_queries(start, specialists, tmp_path, monkeypatch):
+    monkeypatch.setattr(PassageStore, "tasks", {task: ["train", "test"] for task in specialists})
     summary = start(tmp_path / "alone", weighing=Weighing(FUSION, K, (0.5,)))
     assert summary.temperatures == dict.fromkeys(specialists, 0.5)
     with pytest.raises(ConfigError, match="there are no validation queries of summary"):
@@ -215,39 +208,35 @@ def test_bm25_is_added_with_a_weight_for_each_task(fused, start, tmp_path):
     for split in ("validation", "test"):
         # Runs that stand in for BM25's.
         start(tmp_path / "sparse", lists_dir=lists_dir, weighing=EQUAL, split=split)
-    runs_dir = str(tmp_path / "sparse" / "runs")
-    added = AddedBm25(runs_dir, HybridConfig(depth=5, alphas=(0.5, 50.0)))
+    bm25 = HybridConfig(depth=5, alphas=(0.5, 50.0))
+    added = AddedBm25(str(tmp_path / "sparse" / "runs"), bm25)
     summary = start(tmp_path / "out", lists_dir=lists_dir, bm25=added)
     assert summary.alphas.keys() == {"summary", "code"}
     assert set(summary.alphas.values()) <= {0.5, 50.0}
     assert (tmp_path / "out" / "runs_bm25" / "code.test.trec").exists()
 
 
-def test_queries_without_any_confidence_are_counted(caplog):
-    run = Run(["q1", "q2"], np.array([[3], [4]], np.int32), np.ones((2, 1), np.float32))
-    specialist = types.SimpleNamespace(
+def specialist_of(rows, score, confidence=None):
+    """One that finds a passage for each query, with this score."""
+    lists = np.array(rows, np.int32)[:, None], np.full((len(rows), 1), score, np.float32)
+    run = Run([f"q{number}" for number in range(len(rows))], *lists)
+    return types.SimpleNamespace(
         lists=lambda task, split: run,
-        confidence=lambda task, split: np.array([0.0, 0.5], np.float32),
+        confidence=lambda task, split: np.array(confidence, np.float32),
         passages=types.SimpleNamespace(fingerprints={"model": "m", "collection": "c"}),
     )
+
+
+def test_queries_without_any_confidence_are_counted(caplog):
+    specialist = specialist_of([3, 4], 1.0, confidence=[0.0, 0.5])
     fused = join({"a": specialist, "b": specialist}, "nq", "test", FusionConfig(k=1))
     assert "confidence 0 in 1 queries" in caplog.text
-    np.testing.assert_array_equal(fused.run.rows, run.rows)
+    assert fused.run.rows.tolist() == [[3], [4]]
 
 
 def test_weights_in_place_of_confidences_are_the_weights():
     """Whatever γ and the weighting of confidences are: .75·4 + .25·8."""
-    runs = [
-        Run(["q"], np.array([[3]], np.int32), np.array([[score]], np.float32)) for score in (4, 8)
-    ]
-    prints = {"model": "m", "collection": "c"}
-    specialists = {
-        name: types.SimpleNamespace(
-            lists=lambda task, split, run=run: run,
-            passages=types.SimpleNamespace(fingerprints=prints),
-        )
-        for name, run in zip("ab", runs, strict=True)
-    }
+    specialists = {"a": specialist_of([3], 4.0), "b": specialist_of([3], 8.0)}
     for config in (FusionConfig(k=1, power=2.0), FusionConfig(k=1, weighting=Weighting.EQUAL)):
         fused = join(specialists, "nq", "test", config, weigh=lambda _: np.array([[0.75, 0.25]]))
         assert fused.run.scores.tolist() == [[5.0]]

@@ -1,6 +1,7 @@
 """`taser pipeline muf`: its tables, what a rerun reuses, and a specialist that joins later."""
 
 import csv
+import itertools
 import json
 import shutil
 
@@ -22,7 +23,6 @@ SYSTEMS = "{'Summary': @summary/System(), 'Code': @code/System()}"
 THREE = "{'Summary': @summary/System(), 'Code': @code/System(), 'Both': @both/System()}"
 SINGLES = ["Summary", "Code"]
 MODELS = ["Joint"]
-UNSEEN = "Joint without the domain"
 ORACLES = ["Oracle indicator", "Oracle Bayesian"]
 FUSED = ["MUF", "MUF without the domain", "Equal weights"]
 
@@ -107,22 +107,19 @@ def test_a_joint_model_without_a_domain_sees_as_many_queries_as_the_others_toget
 
 
 @pytest.mark.release
-def test_a_domain_is_judged_by_the_joint_model_that_has_not_seen_it(
-    finished, small_world, tmp_path
-):
+def test_a_domain_is_judged_by_the_joint_model_that_never_saw_it(finished, small_world, tmp_path):
     copy = tmp_path / "out"
     shutil.copytree(finished, copy)
     succeed(*arguments(small_world, copy, "--gin.pipeline_muf.leave_one_out=each"))
     for task, single in (("summary", "Summary"), ("code", "Code")):
         for suffix in ("", " + BM25"):
-            unseen = values(copy, f"{UNSEEN}{suffix}", task)
+            unseen = values(copy, f"Joint without the domain{suffix}", task)
             of_model = values(copy, f"Joint without {single}{suffix}", task)
             np.testing.assert_array_equal(unseen, of_model)
 
 
 def test_parameters_count_the_members_that_weigh(finished):
-    results = read_results(finished / "results")
-    count = {result.system: result.parameters for result in results}
+    count = {result.system: result.parameters for result in read_results(finished / "results")}
     # Linear layers from 16 to 8 to 16 numbers.
     member = 16 * 8 + 8 + 8 * 16 + 16
     assert count["Equal weights"] == count["Summary"] + count["Code"]
@@ -131,13 +128,9 @@ def test_parameters_count_the_members_that_weigh(finished):
 
 
 def test_the_bayesian_oracle_is_nowhere_behind_the_indicator_that_it_starts_from(finished):
-    for number in (1, 2):
-        indicator, bayesian = (
-            read_per_query(per_query_path(finished / "mixed", name, f"mix {number}", "test"))
-            for name in ORACLES
-        )
-        for measure in ("R@1", "R@20"):
-            assert (bayesian.values[measure] >= indicator.values[measure]).all()
+    for mixed, measure in itertools.product(("mix 1", "mix 2"), ("R@1", "R@20")):
+        indicator, bayesian = (values(finished / "mixed", name, mixed, measure) for name in ORACLES)
+        assert (bayesian >= indicator).all()
     assert not (finished / "per_query" / "Oracle_Bayesian_BM25.code.test.csv").exists()
 
 
@@ -186,12 +179,9 @@ def test_a_specialist_joins_a_finished_run(finished, small_world, tmp_path):
         ("MixedConfig.queries=4000", "2 mixes of 4000 queries; there are of "),
     ],
 )
-def test_what_cannot_work_is_refused_before_anything_runs(
-    binding, words, small_world, tmp_path, capsys
-):
+def test_what_cannot_work_is_refused_before_it_runs(binding, words, small_world, tmp_path, capsys):
     directory = tmp_path / "out"
-    message = refused(capsys, *arguments(small_world, directory, f"--gin.{binding}"))
-    assert words in message
+    assert words in refused(capsys, *arguments(small_world, directory, f"--gin.{binding}"))
     assert not (directory / "stages").exists()
 
 
@@ -232,5 +222,5 @@ def test_a_moved_run_answers_with_its_own_specialists(finished, tmp_path, monkey
 
 def test_asking_needs_a_model_or_a_fusion(capsys, tmp_path):
     assert "or FUSION_DIR" in refused(capsys, "ask", *gin(QUESTIONS=["a"]))
-    message = refused(capsys, "ask", *gin(QUESTIONS=["a"], FUSION_DIR=tmp_path))
-    assert "run `taser fuse` first" in message
+    asked = gin(QUESTIONS=["a"], FUSION_DIR=tmp_path)
+    assert "run `taser fuse` first" in refused(capsys, "ask", *asked)

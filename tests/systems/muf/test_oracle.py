@@ -87,11 +87,10 @@ def test_passages_of_all_lists_are_judged_where_lists_are_short(tmp_path):
 
 
 def test_expected_improvement_is_the_integral():
-    improvements = expected_improvement(
-        jnp.array([0.2, -1.0]), jnp.array([0.5, 2.0]), jnp.array(0.1)
-    )
+    means, deviations = jnp.array([0.2, -1.0]), jnp.array([0.5, 2.0])
+    improvements = expected_improvement(means, deviations, jnp.array(0.1))
     grid = np.linspace(-30, 30, 600_001)
-    for value, mean, deviation in zip(improvements, (0.2, -1.0), (0.5, 2.0), strict=True):
+    for value, mean, deviation in zip(improvements, means, deviations, strict=True):
         gain = np.maximum(grid - 0.11, 0) * stats.norm.pdf(grid, mean, deviation)
         assert value == pytest.approx(np.trapezoid(gain, grid), abs=1e-5)
 

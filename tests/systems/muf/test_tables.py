@@ -13,10 +13,7 @@ def evaluation(task, values):
     return Evaluation(ids, {"R@1": np.array(values, float)})
 
 
-ROWS = {
-    "A": {"x": evaluation("x", [1, 1, 0, 1]), "y": evaluation("y", [0, 0])},
-    "B": {"x": evaluation("x", [0, 0, 1, 0]), "y": evaluation("y", [0, 1])},
-}
+ROW = {"x": evaluation("x", [1, 1, 0, 1]), "y": evaluation("y", [0, 0])}
 
 
 def test_mixes_have_equal_shares_without_repetition():
@@ -26,10 +23,10 @@ def test_mixes_have_equal_shares_without_repetition():
     for draw in draws:
         assert [len(set(lines.tolist())) for lines in draw.values()] == [2, 2]
     assert draw_mixes({"x": 4, "y": 2}, config)[2]["x"].tolist() == draws[2]["x"].tolist()
-    mixed = mix(ROWS["A"], draws)
+    mixed = mix(ROW, draws)
     assert list(mixed) == ["mix 1", "mix 2", "mix 3"]
     first = draws[0]
-    expected = [ROWS["A"][task].values["R@1"][line] for task in first for line in first[task]]
+    expected = [ROW[task].values["R@1"][line] for task in first for line in first[task]]
     assert mixed["mix 1"].values["R@1"].tolist() == expected
     assert mixed["mix 1"].query_ids[0] == f"x:x{first['x'][0]}"
 
