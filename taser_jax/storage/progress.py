@@ -105,8 +105,11 @@ def set_up(*, verbose: bool) -> None:
         lambda record: record.name.startswith("taser") or record.levelno >= logging.WARNING
     )
     # Orbax warns of every checkpoint without metrics, which is intended, and logs a failed save in
-    # each of its threads; that error is raised, too.
+    # each of its threads and tasks; that error is raised, too.
     logging.getLogger("absl").setLevel(logging.CRITICAL)
+    handler.addFilter(
+        lambda record: record.name != "asyncio" or "/orbax/" not in record.getMessage()
+    )
     sys.unraisablehook = _print_unless_of_a_closed_loop
     # At lower levels, TensorFlow reports oneDNN's fallbacks and a missing GPU as errors.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")

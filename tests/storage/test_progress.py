@@ -72,6 +72,9 @@ def test_other_libraries_are_quiet_unless_asked(set_up, monkeypatch):
         set_up(verbose=False)
         noisy.debug("noise")
         noisy.warning("a warning")
+        logging.getLogger("asyncio").error(
+            "never retrieved: <Task of lib/orbax/checkpoint/save.py>"
+        )
         logging.getLogger("taser").info("ours")
         assert log_file.getvalue() == "a warning\nours\n"
         set_up(verbose=True)
