@@ -43,12 +43,12 @@ ROOMS = {
     "optim": 841,
     "retrieval": 2_159,
     "serving": 490,
-    "storage": 1_280,
+    "storage": 1_283,
     "systems": 2_847,
     "training": 1_266,
 }
 OTHERS = {
-    "lines of code": 29_314,
+    "lines of code": 29_317,
     "percent of code that imports or raises": 14.0,
     "files": 188,
     "lines of the longest file": 441,
