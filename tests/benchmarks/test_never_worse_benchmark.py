@@ -102,3 +102,24 @@ def test_a_loss_beyond_noise_breaks_the_claim(never_worse):
     claims = never_worse.summary(cells)["claims"]
     assert claims["never below by more than noise"] == {"holds": False, "below": ["fm2-50"]}
     assert not claims["above on average"]["holds"]
+
+
+def test_files_of_smart_become_a_folder_that_compare_reads(tmp_path):
+    smart_sets = load_script("smart_sets.py")
+    documents = '.I 1\n.T\na title\n.W\nsome\n.W\n"words"\n.I 2\n.W\nothers\n.I\n'
+    (tmp_path / "cran.all.1400").write_text(documents)
+    asked = {"001": "first?", "4": "unjudged?", "7": "unjudged?", "9": "fourth?"}
+    queries = "".join(f".I {id}\n.W\n{text}\n" for id, text in asked.items())
+    (tmp_path / "cran.qry").write_text(queries)
+    (tmp_path / "cranqrel").write_text("1 2 3\n1 1 -1\n4 1 1\n")
+    counts = smart_sets.write_set(smart_sets.SETS["cran"], tmp_path, tmp_path / "cran")
+    assert counts == {"passages": 2, "test": 1, "train": 1}
+    names = ("passages", "cran.test.queries", "cran.test.qrels", "cran.train.queries")
+    texts = [(tmp_path / "cran" / f"{name}.tsv").read_text() for name in names]
+    assert texts[0] == "id\ttitle\ttext\n1\ta title\tsome 'words'\n2\t\tothers\n"
+    # Judgements count the queries, whatever their ids.
+    assert texts[1:] == ["4\tfourth?\n", "4\t0\t1\t1\n", "1\tfirst?\n"]
+    detected = detect(tmp_path / "cran")
+    assert {split: files.qrels for split, files in detected.tasks["cran"].items()} == {
+        split: str(tmp_path / "cran" / f"cran.{split}.qrels.tsv") for split in ("test", "train")
+    }
