@@ -32,6 +32,12 @@ def write_all(folder: pathlib.Path, files: Mapping[str, Content]) -> pathlib.Pat
     return folder
 
 
+def contents(folder: pathlib.Path) -> dict[str, bytes]:
+    """The files below a folder: path in it -> bytes."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
 def write_run(path: pathlib.Path, ranked: Mapping[str, Mapping[str, float]]) -> pathlib.Path:
     """A run in TREC's format: query -> passage -> score, best first."""
     lines = [

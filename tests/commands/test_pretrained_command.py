@@ -32,6 +32,7 @@ from taser_jax.storage.errors import ConfigError, DataError, TaserError
 
 NO_DROPOUT = BertConfig(dropout_rate=0.0, attention_dropout_rate=0.0)
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "##c"]
+WORDS += [f"w{i}" for i in range(tiny_training.VOCABULARY_SIZE - len(WORDS))]
 
 
 @pytest.fixture(scope="module")
@@ -40,13 +41,8 @@ def checkpoint(tmp_path_factory) -> pathlib.Path:
     directory, _ = write_checkpoint(
         tmp_path_factory.mktemp("pretrained") / "bert", vocab_size=tiny_training.VOCABULARY_SIZE
     )
-    words = WORDS + [f"w{i}" for i in range(tiny_training.VOCABULARY_SIZE - len(WORDS))]
-    (directory / "vocab.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
+    (directory / "vocab.txt").write_text("\n".join(WORDS) + "\n", encoding="utf-8")
     return directory
-
-
-def words_of(checkpoint: pathlib.Path) -> list[str]:
-    return (checkpoint / "vocab.txt").read_text(encoding="utf-8").splitlines()
 
 
 def store_of(directory: pathlib.Path, vocabulary: WordPieceVocabulary) -> pathlib.Path:
@@ -55,12 +51,6 @@ def store_of(directory: pathlib.Path, vocabulary: WordPieceVocabulary) -> pathli
     vocabulary.save(TokenStore.open(directory).vocabulary_directory)
     (directory / "checksums.txt").unlink()
     return directory
-
-
-@pytest.fixture(scope="module")
-def store_dir(checkpoint, tmp_path_factory) -> pathlib.Path:
-    """The tiny token store with the checkpoint's words."""
-    return store_of(tmp_path_factory.mktemp("store") / "tokens", load_vocabulary(checkpoint))
 
 
 def taser(checkpoint: pathlib.Path, **changes) -> DualEncoderConfig:
@@ -87,7 +77,8 @@ def load_into(model_dir, checkpoint, **changes):
 
 
 @pytest.mark.slow
-def test_training_starts_from_the_pretrained_weights(checkpoint, store_dir, tmp_path):
+def test_training_starts_from_the_pretrained_weights(checkpoint, tmp_path):
+    store_dir = store_of(tmp_path / "tokens", load_vocabulary(checkpoint))
     # A step of rate zero leaves parameters where training found them.
     still = OptimizerConfig(learning_rate=0.0, warmup_steps=0)
     start(tmp_path / "trained", store_dir, checkpoint, optimizer=still)
@@ -101,24 +92,22 @@ def test_training_starts_from_the_pretrained_weights(checkpoint, store_dir, tmp_
 
 
 def test_texts_of_another_vocabulary_are_refused(checkpoint, tmp_path):
-    other = WordPieceVocabulary([*WORDS, "other"])
+    other = WordPieceVocabulary([*WORDS[:-1], "other"])
     with pytest.raises(ConfigError, match="other pieces, or splits texts otherwise"):
         start(tmp_path / "model", store_of(tmp_path / "tokens", other), checkpoint)
 
 
 def test_other_words_or_another_splitting_are_refused(checkpoint, tmp_path):
     """Of a vocab.txt, of a tokenizer.json alone, as transformers writes it today, and of pieces."""
-    words = words_of(checkpoint)
     alone, pieces = tmp_path / "alone", tmp_path / "pieces"
     shutil.copytree(checkpoint, alone)
-    ids = {word: i for i, word in enumerate(words)}
+    ids = {word: i for i, word in enumerate(WORDS)}
     wordpiece_tokenizer(ids, lower_case=True).save(str(alone / "tokenizer.json"))
     (alone / "vocab.txt").unlink()
-    words[40], words[41] = words[41], words[40]
-    WordPieceVocabulary(words).save(tmp_path / "swapped")
-    WordPieceVocabulary(words_of(checkpoint), lower_case=False).save(tmp_path / "cased")
+    WordPieceVocabulary([*WORDS[:-2], *WORDS[:-3:-1]]).save(tmp_path / "swapped")
+    WordPieceVocabulary(WORDS, lower_case=False).save(tmp_path / "cased")
     save_bert_pieces(tmp_path / "others", ["other words"] * 9, 64)
-    save_bert_pieces(pieces, words, 64)
+    save_bert_pieces(pieces, WORDS, 64)
     (pieces / "sentencepiece.model").rename(pieces / "spiece.model")
     (pieces / "vocabulary.json").unlink()
     check_words(alone, checkpoint)
@@ -139,7 +128,7 @@ def test_import_train_and_retriever_refuse_alike(checkpoint, tmp_path):
     source = shutil.copytree(checkpoint, tmp_path / "bert")
     with open(source / "vocab.txt", "a", encoding="utf-8") as file:
         file.write("more\n")
-    store_dir = store_of(tmp_path / "tokens", WordPieceVocabulary(words_of(source)))
+    store_dir = store_of(tmp_path / "tokens", WordPieceVocabulary([*WORDS, "more"]))
     message = r"(?s)97 ids.*at most 96.*config\.json, field 'vocab_size'"
     with pytest.raises(TaserError, match=message):
         load_into(tmp_path / "model", source)

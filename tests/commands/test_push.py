@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from huggingface_hub import constants
 from small_world import gin, succeed
+from written_files import contents
 
 from taser_jax.commands import export
 from taser_jax.commands.export import push
@@ -88,11 +89,7 @@ def exported(tmp_path: pathlib.Path) -> pathlib.Path:
 def test_files_arrive_as_they_are(hub, exported: pathlib.Path):
     assert push(repo="us/taser", export_dir=str(exported)).endswith("/us/taser/commit/1")
     assert (hub.made[0]["name"], hub.made[0]["visibility"]) == ("taser", "private")
-    assert hub.files == {
-        path.relative_to(exported).as_posix(): path.read_bytes()
-        for path in exported.rglob("*")
-        if path.is_file()
-    }
+    assert hub.files == contents(exported)
     succeed("push", "us/taser", *gin(EXPORT_DIR=exported, PRIVATE=False))
     assert hub.made[1].get("visibility") != "private"
 

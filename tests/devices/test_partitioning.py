@@ -6,14 +6,9 @@ import pytest
 from jax.sharding import PartitionSpec as P
 from tiny_models import tiny_batch
 
+from taser_jax.devices import partitioning
 from taser_jax.devices.mesh import MeshConfig, make_mesh
-from taser_jax.devices.partitioning import (
-    Partitioner,
-    assign,
-    copied_axes,
-    leaves_by_path,
-    mesh_spec,
-)
+from taser_jax.devices.partitioning import Partitioner, assign, mesh_spec
 from taser_jax.storage.errors import ConfigError
 
 KINDS = {
@@ -114,7 +109,7 @@ def test_batches_that_do_not_divide():
     ],
 )
 def test_axes_that_a_mesh_cannot_divide_are_told(config, axes):
-    messages = copied_axes(make_mesh(config), AXES, PARAMETERS)
+    messages = partitioning.copied_axes(make_mesh(config), AXES, PARAMETERS)
     for message, (axis, copies) in zip(messages, axes.items(), strict=True):
         assert message.startswith(f"{axis} cannot be split over model = {config.model}")
         assert copies in message
@@ -125,7 +120,7 @@ PARAMS = {"encoder": {"layers_0": {"kernel": np.ones(2), "bias": np.ones(1)}, "s
 
 def test_paths_are_written_as_t5x_writes_them():
     paths = ["encoder/layers_0/bias", "encoder/layers_0/kernel", "encoder/scale"]
-    assert list(leaves_by_path(PARAMS)) == paths
+    assert list(partitioning.leaves_by_path(PARAMS)) == paths
 
 
 def test_each_parameter_gets_its_rules_value():

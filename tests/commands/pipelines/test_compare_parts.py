@@ -9,15 +9,9 @@ from unittest import mock
 import jax
 import pytest
 import tiny_training
-from written_files import write_all
+from written_files import tsv, write_all
 
 from taser_jax.commands.pipelines import compare_parts
-from taser_jax.commands.pipelines.compare_parts import (
-    collection_name,
-    file_checksums,
-    fit_lengths,
-    prepare_detected,
-)
 from taser_jax.commands.pipelines.compare_plan import FittedLength, Plan
 from taser_jax.commands.train import TrainSummary
 from taser_jax.data.collections.store import collection_directory, write_collection, write_queries
@@ -126,12 +120,12 @@ def test_what_was_set_is_not_decided():
 
 
 def test_a_collection_is_named_after_its_folders():
-    assert collection_name(["data/Sci Facts/", "b-2"]) == "sci_facts_b_2"
-    assert collection_name(["2024"]) == "c_2024"
+    assert compare_parts.collection_name(["data/Sci Facts/", "b-2"]) == "sci_facts_b_2"
+    assert compare_parts.collection_name(["2024"]) == "c_2024"
     # What collections may be called: ASCII, and no longer than 200 bytes.
-    assert collection_name(["Données", "文档"]) == "donn_es"
-    assert collection_directory("data", collection_name(["文档"])).name == "c_"
-    long = collection_name(["x" * 150] * 2)
+    assert compare_parts.collection_name(["Données", "文档"]) == "donn_es"
+    assert collection_directory("data", compare_parts.collection_name(["文档"])).name == "c_"
+    long = compare_parts.collection_name(["x" * 150] * 2)
     assert collection_directory("data", long).name == "x" * 150 + "_" + "x" * 39
 
 
@@ -142,7 +136,7 @@ def test_files_of_all_folders_have_their_checksums(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "a")
 
     def checksums() -> dict[str, str]:
-        return file_checksums([str(tmp_path / "a"), str(tmp_path / "b")], "results")
+        return compare_parts.file_checksums([str(tmp_path / "a"), str(tmp_path / "b")], "results")
 
     before = checksums()
     assert before.keys() == {f"{tmp_path}/a/qrels/test.tsv", f"{tmp_path}/b/p.tsv"}
@@ -163,7 +157,7 @@ def test_lengths_have_room_for_prompts(tmp_path):
     def tokens(**prompts: str) -> dict[str, int]:
         settings = json.dumps({"prompts": prompts})
         (tmp_path / "words" / "config_sentence_transformers.json").write_text(settings)
-        fitted = fit_lengths(**where, own_length=None, given={})
+        fitted = compare_parts.fit_lengths(**where, own_length=None, given={})
         return {side: fit.tokens for side, fit in fitted.items()}
 
     assert tokens() == {"query": 16, "passage": 16}
@@ -190,19 +184,14 @@ def test_linux_says_which_processor_multiplies_bfloat16(monkeypatch, words, expe
 
 def test_a_task_whose_files_are_gone_is_gone_with_them(tmp_path):
     """Also where a run has prepared them that was killed, or that a file then ended."""
-    lines = {"queries": "q1\tred\nq2\tblue\n", "qrels": "q1 0 d1 1\nq2 0 d2 1\n"}
-    files = {
-        f"{task}.{split}.{kind}.tsv": text
-        for task in ("first", "second")
-        for split in ("train", "test")
-        for kind, text in lines.items()
-    }
-    passages = "id\ttext\ttitle\nd1\ta red hill\tone\nd2\ta blue lake\ttwo\n"
-    folder = write_all(tmp_path / "own", {"passages.tsv": passages, **files})
+    questions = {"q1": ("red", "d1"), "q2": ("blue", "d2")}
+    asked = [f"{task}.{split}" for task in ("first", "second") for split in ("train", "test")]
+    passages = {"d1": "a red hill", "d2": "a blue lake"}
+    folder = tsv(tmp_path / "own", passages, dict.fromkeys(asked, questions))
 
     def prepared():
         names = {"data_dir": str(tmp_path / "data"), "collection": "own"}
-        return prepare_detected(directories=[str(folder)], checksums={}, **names)
+        return compare_parts.prepare_detected(directories=[str(folder)], checksums={}, **names)
 
     assert prepared().keys() == {"first", "second"}
     for path in folder.glob("first.*"):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import fractions
+import functools
 import math
 import statistics
 
@@ -10,25 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taser_jax.commands.pipelines.compare_plan import (
-    Costs,
-    Gain,
-    Plan,
-    defaults,
-    fit_length,
-    length_buckets,
-    padded_length,
-    paired_gain,
-    plan,
-    recommend,
-    shorter_passages,
-    shrunk_alpha,
-)
+from taser_jax.commands.pipelines import compare_plan
+from taser_jax.commands.pipelines.compare_plan import Costs, Gain, Plan, plan, shrunk_alpha
 from taser_jax.retrieval.fusion import DEFAULT_SHARE, SHARES, HybridConfig, default_alpha
 
 COSTS = Costs(
     step_seconds=1.0, start_seconds=30.0, encode_seconds=120.0, blocks=6, systems=1, pretrained=True
 )
+SIX_BLOCKS = {"validation": 20, "blocks": 6, "width": 384, "batch_size": 32}
+decided = functools.partial(compare_plan.defaults, **SIX_BLOCKS)
 WANTED = Plan(batch_size=32, steps=200, learning_rate=5e-5, frozen_blocks=0, rounds=2, folds=0)
 
 
@@ -52,20 +43,20 @@ def plain(planned: Plan) -> Plan:
     ],
 )
 def test_lengths_follow_the_texts(counts, options, fitted):
-    assert dataclasses.astuple(fit_length(counts, **options)) == fitted
+    assert dataclasses.astuple(compare_plan.fit_length(counts, **options)) == fitted
 
 
-QUERY = fit_length([10] * 20, longest=64)
-PASSAGE = fit_length([40] * 80 + [200] * 20, longest=256)
+QUERY = compare_plan.fit_length([10] * 20, longest=64)
+PASSAGE = compare_plan.fit_length([40] * 80 + [200] * 20, longest=256)
 
 
 def test_buckets_save_a_quarter_and_half_of_the_texts_are_padded_to_that_of_the_median():
     assert (QUERY.tokens, PASSAGE.tokens) == (16, 208)
-    assert length_buckets(QUERY, PASSAGE) == [16, 48]
-    assert length_buckets(QUERY, QUERY) == []
-    assert padded_length(QUERY, [16, 48]) == 16
-    assert padded_length(PASSAGE, [16, 48]) == (48 + 208) / 2
-    assert padded_length(PASSAGE, []) == 208
+    assert compare_plan.length_buckets(QUERY, PASSAGE) == [16, 48]
+    assert compare_plan.length_buckets(QUERY, QUERY) == []
+    assert compare_plan.padded_length(QUERY, [16, 48]) == 16
+    assert compare_plan.padded_length(PASSAGE, [16, 48]) == (48 + 208) / 2
+    assert compare_plan.padded_length(PASSAGE, []) == 208
 
 
 @pytest.mark.parametrize(
@@ -82,7 +73,7 @@ def test_buckets_save_a_quarter_and_half_of_the_texts_are_padded_to_that_of_the_
     ],
 )
 def test_training_follows_the_number_of_distinct_queries(queries, expected):
-    planned = defaults(queries, validation=20, blocks=6, width=384, batch_size=32)
+    planned = decided(queries)
     assert planned.learning_rate == pytest.approx(expected.learning_rate, rel=0.05)
     assert plain(planned) == plain(expected)
 
@@ -93,16 +84,14 @@ def test_training_follows_the_number_of_distinct_queries(queries, expected):
     [(12, 768, None, 7.5e-5 / 2), (6, 384, 5, 6 * 7.5e-5), (6, 384, 0, 7.5e-5)],
 )
 def test_wider_models_and_more_trained_blocks_take_a_lower_rate(blocks, width, frozen, rate):
-    planned = defaults(
-        1000, validation=20, blocks=blocks, width=width, batch_size=32, frozen=frozen
-    )
+    planned = decided(1000, blocks=blocks, width=width, frozen=frozen)
     assert planned.learning_rate == pytest.approx(rate, rel=0.05)
     assert planned.frozen_blocks == (frozen or 0)
 
 
 def test_many_validation_queries_and_random_weights_need_no_folds():
-    assert defaults(5000, validation=300, blocks=6, width=384, batch_size=32).folds == 0
-    scratch = defaults(50, validation=5, blocks=None, width=384, batch_size=32)
+    assert decided(5000, validation=300).folds == 0
+    scratch = decided(50, validation=5, blocks=None)
     assert scratch.learning_rate == 1e-3
     assert plain(scratch) == plain(Plan(16, 100, 1e-3, 0, 2, 0))
 
@@ -169,9 +158,9 @@ def test_a_budget_costs_steps_then_blocks_then_a_round_then_tokens(
 def test_passages_are_cut_to_quarters_of_their_length_and_cost_their_batches_tokens():
     # A batch has a query of 16 tokens and two passages of (48 + 208) / 2; of 160 tokens at most,
     # (48 + 160) / 2, and so on: 48 is at most three quarters of 64.
-    shorter = shorter_passages(QUERY, PASSAGE)
+    shorter = compare_plan.shorter_passages(QUERY, PASSAGE)
     assert shorter == pytest.approx({160: 224 / 272, 112: 176 / 272, 64: 128 / 272})
-    assert shorter_passages(QUERY, QUERY) == {}
+    assert compare_plan.shorter_passages(QUERY, QUERY) == {}
 
 
 def test_what_is_set_stays_as_it_is():
@@ -179,14 +168,9 @@ def test_what_is_set_stays_as_it_is():
     shortest = plan(COSTS, WANTED, minutes=2)
     assert (shortest.steps, shortest.frozen_blocks, shortest.rounds) == (20, 5, 1)
     assert shortest.seconds == pytest.approx(230 + 20 / 6)
-    for name, value in {
-        "steps": 200,
-        "rounds": 2,
-        "frozen_blocks": 0,
-        "learning_rate": 5e-5,
-    }.items():
+    for name in ("steps", "rounds", "frozen_blocks", "learning_rate"):
         chosen = plan(COSTS, WANTED, minutes=2, fixed=[name])
-        assert getattr(chosen, name) == value
+        assert getattr(chosen, name) == getattr(WANTED, name)
         assert chosen.seconds > 120
 
 
@@ -200,9 +184,9 @@ PAIRS = st.lists(st.tuples(UNITS, UNITS), min_size=2, max_size=12)
 
 
 def test_one_query_tells_nothing():
-    gain = paired_gain({"a": np.array([1.0])}, {"a": np.array([0.0])})
+    gain = compare_plan.paired_gain({"a": np.array([1.0])}, {"a": np.array([0.0])})
     assert gain == Gain(1.0, math.inf)
-    assert recommend({"trained": gain}, "untrained") == "untrained"
+    assert compare_plan.recommend({"trained": gain}, "untrained") == "untrained"
 
 
 @given(st.lists(PAIRS, min_size=1, max_size=3))
@@ -212,10 +196,10 @@ def test_gains_are_those_of_exact_arithmetic(tasks):
     exact = [[fractions.Fraction(a) - fractions.Fraction(b) for a, b in pairs] for pairs in tasks]
     mean = statistics.mean(statistics.mean(each) for each in exact)
     variance = sum(statistics.variance(each) / len(each) for each in exact) / len(exact) ** 2
-    gain = paired_gain(first, second)
+    gain = compare_plan.paired_gain(first, second)
     assert gain.mean == pytest.approx(float(mean), abs=1e-12)
     assert gain.error == pytest.approx(math.sqrt(variance), abs=1e-9)
-    other_way = paired_gain(second, first)
+    other_way = compare_plan.paired_gain(second, first)
     assert other_way.mean == pytest.approx(-gain.mean, abs=1e-12)
     assert other_way.error == pytest.approx(gain.error, abs=1e-12)
 
@@ -227,7 +211,7 @@ def test_gains_are_those_of_exact_arithmetic(tasks):
     )
 )
 def test_what_is_recommended_gains_more_than_its_error(gains):
-    best = recommend(gains, "untrained")
+    best = compare_plan.recommend(gains, "untrained")
     if best == "untrained":
         assert all(gain.mean <= gain.error + 1e-9 for gain in gains.values())
     else:
