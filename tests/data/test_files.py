@@ -19,7 +19,7 @@ from taser_jax.storage.errors import DataError
 def test_numbered_lines_keeps_newlines_and_only_splits_at_line_feeds(tmp_path, name):
     lines = ["one\r\n", "two\u2028still two\n", "thrée"]
     path = write(tmp_path / name, "\ufeff" + "".join(lines))
-    assert list(files.numbered_lines(path)) == list(enumerate(lines, start=1))
+    assert list(numbered_lines(path)) == list(enumerate(lines, start=1))
     with files.open_text(path) as text:
         assert text.read() == "".join(lines)
 
@@ -27,7 +27,7 @@ def test_numbered_lines_keeps_newlines_and_only_splits_at_line_feeds(tmp_path, n
 def test_a_pipe_is_refused_at_once(tmp_path):
     os.mkfifo(tmp_path / "a.jsonl")
     with pytest.raises(DataError, match=r"a\.jsonl: a pipe or a device"):
-        list(files.json_lines(tmp_path / "a.jsonl"))
+        list(json_lines(tmp_path / "a.jsonl"))
 
 
 class _LocalGFile:
@@ -51,66 +51,56 @@ def bucket(tmp_path, monkeypatch):
 def test_a_path_with_a_scheme_is_read_through_tensorflow(bucket, name):
     content = '[{"a": 1},\n{"a": "é"}]' if name == "a.json" else '{"a": 1}\n{"a": "é"}\n'
     write(bucket / name, content)
-    assert [record["a"] for _, record in files.json_records(f"gs://bucket/{name}")] == [1, "é"]
+    assert [record["a"] for _, record in json_records(f"gs://bucket/{name}")] == [1, "é"]
     with pytest.raises(DataError, match=r"missing\.tsv: cannot be read: No such file"):
-        list(files.numbered_lines("gs://bucket/missing.tsv"))
+        list(numbered_lines("gs://bucket/missing.tsv"))
 
 
-@pytest.mark.parametrize("read", [files.numbered_lines, files.json_records])
-def test_a_missing_file_is_named(tmp_path, read):
+@pytest.mark.parametrize("read", [numbered_lines, json_records])
+def test_a_missing_or_empty_file_is_named(tmp_path, read):
     with pytest.raises(DataError, match=r"nowhere\.txt: cannot be read: No such file"):
         list(read(tmp_path / "nowhere.txt"))
-
-
-@pytest.mark.parametrize("name", ["empty.txt", "empty.txt.gz"])
-@pytest.mark.parametrize("read", [files.numbered_lines, files.json_records])
-def test_an_empty_file_is_an_error(tmp_path, name, read):
-    path = write(tmp_path / name, b"")
-    with pytest.raises(DataError, match="the file is empty"):
-        list(read(path))
+    for name in ("empty.txt", "empty.txt.gz"):
+        with pytest.raises(DataError, match="the file is empty"):
+            list(read(write(tmp_path / name, b"")))
 
 
 def test_bytes_that_are_not_utf8_are_named_with_their_line(tmp_path):
     path = write(tmp_path / "latin.txt", b"fine\ncaf\xe9\n")
-    lines = files.numbered_lines(path)
+    lines = numbered_lines(path)
     assert next(lines) == (1, "fine\n")
     with pytest.raises(DataError, match=r"latin\.txt:2: not UTF-8: byte 0xe9.*\n.* gb18030"):
         next(lines)
     with files.open_text(path) as text, pytest.raises(UnicodeDecodeError):
         text.read()
-    array = write(tmp_path / "latin.json", b'[{"a": "caf\xe9"}]')
-    with pytest.raises(DataError, match=r"latin\.json: not UTF-8"):
-        list(files.json_records(array))
-    # As Windows calls Unicode.
-    path = write(tmp_path / "windows.txt", "text\n".encode("utf-16"))
-    with pytest.raises(DataError, match=r"windows\.txt:1: not UTF-8: .*\n  fix: .*-f utf-16"):
-        list(files.numbered_lines(path))
-    sheet = write(tmp_path / "faq.xlsx", b"PK\x03\x04\xff")
-    with pytest.raises(DataError, match=r"not UTF-8: .*\n  fix: save it as CSV"):
-        list(files.numbered_lines(sheet))
+
+
+CUT = gzip.compress(b"fine\n" * 9999)[:-20]
 
 
 @pytest.mark.parametrize(
-    "content",
-    [gzip.compress(b"fine\n" * 9999)[:-20], b"not gzip at all\n"],
-    ids=["cut", "plain"],
+    ("read", "name", "content", "message"),
+    [
+        (json_records, "latin.json", b'[{"a": "caf\xe9"}]', r"latin\.json: not UTF-8"),
+        # As Windows calls Unicode.
+        (numbered_lines, "a.txt", "a\n".encode("utf-16"), r":1: not UTF-8: .*\n  fix: .*-f utf-16"),
+        (numbered_lines, "faq.xlsx", b"PK\x03\x04\xff", r"not UTF-8: .*\n  fix: save it as CSV"),
+        (numbered_lines, "cut.gz", CUT, r"cut\.gz: the gzip stream is damaged or truncated"),
+        (numbered_lines, "plain.txt.gz", b"not gzip at all\n", "the gzip stream is damaged"),
+        (json_lines, "b.jsonl", b'{"a": 1}\n["a"]\n', r"b\.jsonl:2: found a JSON list"),
+    ],
 )
-def test_a_damaged_gzip_is_named(tmp_path, content):
-    path = tmp_path / "cut.txt.gz"
-    path.write_bytes(content)
-    with pytest.raises(DataError, match=r"cut\.txt\.gz: the gzip stream is damaged or truncated"):
-        list(files.numbered_lines(path))
+def test_what_cannot_be_read_is_named(tmp_path, read, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        list(read(tmp_path / name))
 
 
 def test_json_lines_names_the_malformed_line(tmp_path):
-    path = write(tmp_path / "a.jsonl", b'{"a": 1}\n\n{"a": 2\n')
-    records = files.json_lines(path)
+    records = json_lines(write(tmp_path / "a.jsonl", b'{"a": 1}\n\n{"a": 2\n'))
     assert next(records) == (1, {"a": 1})
     with pytest.raises(DataError, match=r"a\.jsonl:3: not valid JSON.*\n  fix: "):
         next(records)
-    path = write(tmp_path / "b.jsonl", b'{"a": 1}\n["a"]\n')
-    with pytest.raises(DataError, match=r"b\.jsonl:2: found a JSON list"):
-        list(files.json_lines(path))
 
 
 @pytest.mark.parametrize("indent", [None, 2])
@@ -122,18 +112,18 @@ def test_a_json_array_is_streamed_whatever_the_chunk(tmp_path, monkeypatch, inde
     ]
     path = write(tmp_path / "a.json", json.dumps(rows, indent=indent))
     monkeypatch.setattr(files, "_CHUNK", chunk)
-    assert [record for _, record in files.json_records(path)] == rows
+    assert [record for _, record in json_records(path)] == rows
 
 
 def test_a_json_array_reports_the_line_each_value_starts_on(tmp_path):
     path = write(tmp_path / "a.json", b'\n[\n {"a":\n 1},\n\n {"a": 2}, {"a": 3}\n]\n')
-    assert [line for line, _ in files.json_records(path)] == [3, 6, 6]
+    assert [line for line, _ in json_records(path)] == [3, 6, 6]
 
 
 def test_a_json_array_is_read_no_further_than_asked(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "_CHUNK", 16)
     path = write(tmp_path / "a.json", b'[{"a": 1}, {"a": 2}, ' + b" " * 200 + b"{broken")
-    assert len(list(itertools.islice(files.json_records(path), 2))) == 2
+    assert len(list(itertools.islice(json_records(path), 2))) == 2
 
 
 @pytest.mark.parametrize("chunk", [5, 1 << 20])
@@ -148,9 +138,8 @@ def test_a_json_array_is_read_no_further_than_asked(tmp_path, monkeypatch):
 )
 def test_a_broken_json_array_names_the_line(tmp_path, monkeypatch, chunk, content, message):
     monkeypatch.setattr(files, "_CHUNK", chunk)
-    path = write(tmp_path / "a.json", content)
     with pytest.raises(DataError, match=r"a\.json" + message):
-        list(files.json_records(path))
+        list(json_records(write(tmp_path / "a.json", content)))
 
 
 SIZE = 16 << 20

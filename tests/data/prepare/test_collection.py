@@ -95,13 +95,10 @@ def test_evaluation_questions_have_answers_and_positives(tmp_path, prepare_here,
     assert list_tasks(tmp_path / "data", "c") == {"nq": ["validation", "test"], "qa": ["test"]}
 
 
-def test_an_id_of_several_files_needs_a_label(prepare_here, queries_of):
+def test_an_id_of_several_files_is_that_of_the_labelled_one(prepare_here, queries_of):
     labelled = {"t": {"test": QuestionFiles("q.tsv", qrels="merged.tsv", passages="other")}}
     prepare_here(["p.tsv", "other.tsv"], labelled)
     assert queries_of("t", "test")[0].positives == (3,)
-    unlabelled = {"t": {"test": QuestionFiles("q.tsv", qrels="merged.tsv")}}
-    with pytest.raises(DataError, match=r"merged\.tsv:1: the passage id '2' means different"):
-        prepare_here(["p.tsv", "other.tsv"], unlabelled)
     with pytest.raises(ConfigError, match="no passage file is labelled 'other'"):
         prepare_here({"x": "p.tsv", "y": "other.tsv"}, labelled)
 

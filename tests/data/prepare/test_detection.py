@@ -1,7 +1,6 @@
 """Formats of folders, from the names and first lines of their files."""
 
 import json
-import logging
 import pathlib
 
 import pytest
@@ -93,9 +92,8 @@ def test_formats_by_names_and_first_lines(tmp_path, files):
             found.add((asked.questions, f"{task}.{split}"))
             if asked.qrels:
                 found.add((asked.qrels, f"{task}.{split} qrels"))
-    assert found == {
-        (str(folder / name), part) for name, (_, *parts) in files.items() for part in parts
-    }
+    told = {(str(folder / name), part) for name, (_, *parts) in files.items() for part in parts}
+    assert found == told
 
 
 BARE_BEIR = {"corpus.jsonl": [{"_id": "1"}], "qrels/test.tsv": QRELS}
@@ -138,8 +136,7 @@ def test_what_is_not_recognised_is_listed(tmp_path, message):
 def test_what_is_not_read_is_named(tmp_path, caplog):
     files = {"a.md": "x", "b.txt": "list\n\tone\t2\n", "clicks.csv": "url,day\n"}
     assert detect(write_all(tmp_path / "notes", files)).passages == (str(tmp_path / "notes"),)
-    with caplog.at_level(logging.WARNING, logger="taser"):
-        detect(write_all(tmp_path / "notes", {"links.csv": "name,content\na,b\n"}))
+    detect(write_all(tmp_path / "notes", {"links.csv": "name,content\na,b\n"}))
     assert "2 other files are left out, such as " in caplog.text
     assert "a.md, " in caplog.text
     assert "clicks.csv is left out: no columns" in caplog.text
@@ -148,8 +145,7 @@ def test_what_is_not_read_is_named(tmp_path, caplog):
     folder = write_all(tmp_path / "cloned", files)
     (folder / "linked").symlink_to(tmp_path)
     caplog.clear()
-    with caplog.at_level(logging.WARNING, logger="taser"):
-        assert detect(folder).passages == (str(folder),)
+    assert detect(folder).passages == (str(folder),)
     assert caplog.text.count("left out") == 1
     assert "2 other files are left out, such as " in caplog.text
     assert "cloned/linked: the passages are those of .txt," in caplog.text
@@ -169,11 +165,8 @@ def test_tables_of_a_cloned_data_set_are_beside_its_card(tmp_path, name):
 
 
 def test_judgements_are_no_text(tmp_path, caplog):
-    folder = write_all(
-        tmp_path / "notes", {"a.txt": "x", "b/qrels.txt": "1|2|1", "c.csv": "day,url\n1,\tx\ty\n"}
-    )
-    with caplog.at_level(logging.WARNING, logger="taser"):
-        [found] = given_passages(folder)
+    files = {"a.txt": "x", "b/qrels.txt": "1|2|1", "c.csv": "day,url\n1,\tx\ty\n"}
+    [found] = given_passages(write_all(tmp_path / "notes", files))
     assert found.text == "x"
     assert "b/qrels.txt: the passages are those of .txt," in caplog.text
     assert "c.csv is left out: no columns" in caplog.text
@@ -195,7 +188,6 @@ def test_a_folder_of_texts_is_walked_once(tmp_path, monkeypatch):
 def test_queries_and_judgements_alone_are_named(tmp_path, caplog):
     files = {"passages.tsv": PASSAGES, "faq.train.queries.tsv": "1\twhy\n"}
     folder = write_all(tmp_path / "folder", files | {"faq.test.qrels.tsv": "1 0 p1 1\n"})
-    with caplog.at_level(logging.WARNING, logger="taser"):
-        assert detect(folder).tasks == {}
+    assert detect(folder).tasks == {}
     assert "faq.train.queries.tsv is left out: no judgements" in caplog.text
     assert "faq.test.qrels.tsv is left out: no queries" in caplog.text

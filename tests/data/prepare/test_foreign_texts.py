@@ -6,7 +6,7 @@ Ids that run files and qrels cannot hold were found after training.
 import codecs
 
 import pytest
-from written_files import json_lines
+from written_files import json_lines, write, write_all
 
 from taser_jax.data.collections.store import PassageStore
 from taser_jax.data.readers.passages import read_passages
@@ -15,7 +15,6 @@ from taser_jax.storage.errors import DataError
 from taser_jax.storage.records import Passage, check_id
 
 CORPUS = [{"_id": "d1", "title": "One\tor 1", "text": "first"}, {"_id": "d2", "text": "second"}]
-QUERIES = [{"_id": "q1", "text": "one?"}]
 QRELS = "query-id\tcorpus-id\tscore\nq1\td1\t1\n"
 # Character -> how the message names it.
 UNUSABLE = {
@@ -34,10 +33,10 @@ def prepare_beir(tmp_path, prepare_here):
     """Prepares a folder of BEIR's, some of whose files are changed."""
 
     def prepare(convert=str.encode, **changed: str):
-        files = {"corpus.jsonl": json_lines(*CORPUS), "queries.jsonl": json_lines(*QUERIES)}
-        (tmp_path / "beir" / "qrels").mkdir(parents=True, exist_ok=True)
-        for name, content in (files | {"qrels/test.tsv": QRELS} | changed).items():
-            (tmp_path / "beir" / name).write_bytes(convert(content))
+        queries = json_lines({"_id": "q1", "text": "one?"})
+        files = {"corpus.jsonl": json_lines(*CORPUS), "queries.jsonl": queries}
+        files |= {"qrels/test.tsv": QRELS} | changed
+        write_all(tmp_path / "beir", {name: convert(text) for name, text in files.items()})
         prepare_here(directories={"t": "beir"})
         return PassageStore.open(tmp_path / "data", "c")
 
@@ -51,13 +50,11 @@ def test_an_id_that_run_files_cannot_hold_is_named(character):
         check_id(f"d{character}3", where="here")
 
 
-def test_an_id_that_run_files_cannot_hold_is_refused_where_it_comes_in(prepare_beir):
-    passages = json_lines(*CORPUS, {"_id": "d 3", "text": "third"})
-    with pytest.raises(DataError, match=r"corpus\.jsonl:3, field 'id': the id 'd 3' has a space"):
-        prepare_beir(**{"corpus.jsonl": passages})
-    queries = json_lines(*QUERIES, {"_id": "q 2", "text": "two?"})
-    with pytest.raises(DataError, match=r"queries\.jsonl:2, field 'id': the id 'q 2' has a space"):
-        prepare_beir(**{"queries.jsonl": queries, "qrels/test.tsv": f"{QRELS}q 2\td2\t1\n"})
+@pytest.mark.parametrize("name", ["corpus", "queries"])
+def test_an_id_that_run_files_cannot_hold_is_refused_where_it_comes_in(prepare_beir, name):
+    content = json_lines({"_id": "d1", "text": "one"}, {"_id": "a 2", "text": "two"})
+    with pytest.raises(DataError, match=rf"{name}\.jsonl:2, field 'id': the id 'a 2' has a space"):
+        prepare_beir(**{f"{name}.jsonl": content, "qrels/test.tsv": f"{QRELS}a 2\td1\t1\n"})
 
 
 CONVERSIONS = {
@@ -75,9 +72,8 @@ def test_files_as_editors_leave_them_are_the_same(tmp_path, prepare_beir, querie
     assert prepare_beir(CONVERSIONS[name]).fingerprint == plain.fingerprint
     assert queries_of("t", "test") == queries
     for content in ("id\ttext\ttitle\n1\tfirst\tOne\n", "1\tfirst\tOne\n"):
-        (tmp_path / "p.tsv").write_bytes(CONVERSIONS[name](content))
-        [located] = read_passages(tmp_path / "p.tsv")
+        [located] = read_passages(write(tmp_path / "p.tsv", CONVERSIONS[name](content)))
         assert located.passage == Passage("1", "first", "One")
-    for suffix, content in (("qa.csv", "who?\t['Ada']\n"), ("tsv", "q1\twho?\n")):
-        (tmp_path / f"q.{suffix}").write_bytes(CONVERSIONS[name](content))
-        assert [entry.text for entry in read_questions(tmp_path / f"q.{suffix}")] == ["who?"]
+    for file, content in (("q.qa.csv", "who?\t['Ada']\n"), ("q.tsv", "q1\twho?\n")):
+        [question] = read_questions(write(tmp_path / file, CONVERSIONS[name](content)))
+        assert question.text == "who?"

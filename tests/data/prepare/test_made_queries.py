@@ -1,5 +1,7 @@
 """Queries made of passages: what asks is cut out of what answers, and pages stay on one side."""
 
+import itertools
+
 import pytest
 
 from taser_jax.data.collections.store import PassageStore, QuerySet, write_collection
@@ -22,19 +24,26 @@ PASSAGES = [
 
 
 @pytest.fixture
-def data_dir(tmp_path) -> str:
-    write_collection(tmp_path, "notes", PASSAGES)
-    return str(tmp_path)
+def made(tmp_path):
+    """Passages -> what is left of them, and queries of each split."""
+
+    def make(passages=PASSAGES):
+        write_collection(tmp_path, "notes", passages)
+        splits = make_queries(data_dir=tmp_path, collection="made", source="notes")
+        assert splits == {TASK: ["train", "validation", "test"]}
+        queries = {name: list(QuerySet.open(tmp_path, "made", TASK, name)) for name in splits[TASK]}
+        return list(PassageStore.open(tmp_path, "made")), queries
+
+    return make
 
 
-def test_what_asks_is_not_in_what_answers(data_dir):
-    splits = make_queries(data_dir=data_dir, collection="made", source="notes")
-    assert splits == {TASK: ["train", "validation", "test"]}
-    store, changed, titles = list(PassageStore.open(data_dir, "made")), set(), 0
+def test_what_asks_is_not_in_what_answers(made):
+    store, queries = made()
     assert [passage.id for passage in store] == [passage.id for passage in PASSAGES]
     pages: dict[str, set[str]] = {}
-    for split in splits[TASK]:
-        for query in QuerySet.open(data_dir, "made", TASK, split):
+    changed, titles = set(), 0
+    for split, of_split in queries.items():
+        for query in of_split:
             for row in query.positives:
                 left, whole = store[row], PASSAGES[row]
                 assert query.text in f"{whole.title} {whole.text}"
@@ -53,15 +62,14 @@ def test_what_asks_is_not_in_what_answers(data_dir):
     assert 15 < titles < 45
 
 
-def test_sentences_of_chinese_end_without_a_space(tmp_path):
+def test_sentences_of_chinese_end_without_a_space(made):
     texts = [f"这里是{number}号城市。那里有{number}条大河！谁住在那里？" for number in range(30)]
-    write_collection(tmp_path, "notes", [Passage(f"p{n}", text) for n, text in enumerate(texts)])
-    for split in make_queries(data_dir=tmp_path, collection="made", source="notes")[TASK]:
-        for query in QuerySet.open(tmp_path, "made", TASK, split):
-            (row,) = query.positives
-            assert query.text in texts[row]
-            assert query.text[-1] in "。！？"
-            assert query.text not in PassageStore.open(tmp_path, "made")[row].text
+    store, queries = made([Passage(f"p{n}", text) for n, text in enumerate(texts)])
+    for query in itertools.chain(*queries.values()):
+        (row,) = query.positives
+        assert query.text in texts[row]
+        assert query.text[-1] in "。！？"
+        assert query.text not in store[row].text
 
 
 @pytest.mark.parametrize(
@@ -73,25 +81,21 @@ def test_sentences_of_chinese_end_without_a_space(tmp_path):
         ("北京", "北京是中国的首都。", "是中国的首都。"),
     ],
 )
-def test_a_title_is_cut_out_where_its_words_end(tmp_path, title, text, left):
-    passages = [Passage(f"p{n}", f"{text} {n}", title) for n in range(60)]
-    write_collection(tmp_path, "notes", passages)
-    for split in make_queries(data_dir=tmp_path, collection="made", source="notes")[TASK]:
-        for query in QuerySet.open(tmp_path, "made", TASK, split):
-            if query.id.startswith("title:"):
-                (row,) = query.positives
-                assert PassageStore.open(tmp_path, "made")[row].text == f"{left} {row}"
+def test_a_title_is_cut_out_where_its_words_end(made, title, text, left):
+    store, queries = made([Passage(f"p{n}", f"{text} {n}", title) for n in range(60)])
+    for query in itertools.chain(*queries.values()):
+        if query.id.startswith("title:"):
+            (row,) = query.positives
+            assert store[row].text == f"{left} {row}"
 
 
-def test_no_more_queries_than_are_of_use(data_dir, monkeypatch):
+def test_no_more_queries_than_are_of_use(made, monkeypatch):
     most = {"train": 7, "validation": 2, "test": 3}
     monkeypatch.setattr(made_queries, "_MOST", most)
-    make_queries(data_dir=data_dir, collection="made", source="notes")
-    for split, count in most.items():
-        assert len(QuerySet.open(data_dir, "made", TASK, split)) == count
+    _, queries = made()
+    assert {split: len(of_split) for split, of_split in queries.items()} == most
 
 
-def test_too_little_text_is_refused(tmp_path):
-    write_collection(tmp_path, "few", [Passage("a", "One word."), Passage("b", "Two words here.")])
+def test_too_little_text_is_refused(made):
     with pytest.raises(DataError, match="2 passages make no query for train, validation, test"):
-        make_queries(data_dir=tmp_path, collection="made", source="few")
+        made([Passage("a", "One word."), Passage("b", "Two words here.")])

@@ -70,9 +70,7 @@ def test_both_formats_become_one_collection(tmp_path, sources, prepare_here, que
     assert (test.id, test.positives) == ("held-out", (5,))
 
 
-def test_fewer_distractors_keep_every_positive_and_its_query(
-    tmp_path, sources, prepare_here, queries_of
-):
+def test_fewer_distractors_keep_every_positive_and_its_query(tmp_path, sources, prepare_here):
     whole = prepare_here(**sources, task_shares={"set": HALF})
     few = prepare_here(**sources, task_shares={"set": HALF}, distractors=0.0)
     store = PassageStore.open(tmp_path / "data", "c")
@@ -111,9 +109,7 @@ def test_a_split_by_page_needs_one_page_for_each_query(sources, prepare_here):
         prepare_here(**sources, split_by_page=("sett",))
 
 
-def test_a_sample_of_training_queries_keeps_its_positives_and_all_tests(
-    tmp_path, sources, prepare_here, queries_of
-):
+def test_a_training_sample_keeps_positives_and_tests(tmp_path, sources, prepare_here, queries_of):
     films = dialogues(tmp_path)
     whole = prepare_here(**films)
     ids = {query.id for query in queries_of("films", "train")}

@@ -5,13 +5,8 @@ import pytest
 from written_files import write
 
 from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
+from taser_jax.data.prepare import mapping
 from taser_jax.data.prepare.collection import gold_path
-from taser_jax.data.prepare.mapping import (
-    MISSING_POSITIVES,
-    WHOLE_PAGES,
-    WITHOUT_POSITIVE,
-    entity_input,
-)
 from taser_jax.data.prepare.splits import sampled, split_of
 from taser_jax.storage.errors import DataError
 
@@ -21,6 +16,8 @@ PASSAGES = [
     ("b", "It lies on the Aare.", "Bern", "7", 1),
     ("c", "Bears live there.", "Bern", "7", 2),
     ("d", "A river.", "Aare", "8", 0),
+    # Numbered beyond any page.
+    ("e", "A game.", "Chess", "9", 1 << 40),
 ]
 
 
@@ -52,14 +49,6 @@ def _at(page: str, first: int | None = None, last: int | None = None, **fields) 
     return {"wikipedia_id": page, "title": "T", **place, **fields}
 
 
-def test_paragraphs_numbered_beyond_any_page(tmp_path, prepare_here, positives_of):
-    write(tmp_path / "p.tsv", f"id\ttext\twikipedia_id\tparagraph_id\na\tBern\t7\t{1 << 40}\n")
-    write(tmp_path / "q.jsonl", [_query("q", _at("7", 1, 1))])
-    (split,) = prepare_here("p.tsv", {"t": {"test": "q.jsonl"}}).splits
-    assert positives_of() == {"q": (0,)}
-    assert split.left_out == {WHOLE_PAGES: 1}
-
-
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -73,10 +62,11 @@ def test_gold_by_id_by_paragraph_and_by_page(prepare_kilt, positives_of, options
         _query("par", _at("7", 1, 1)),
         _query("both", _at("8", 0, 0), _at("7", 1, 2), _at("8", 0, 0)),
         _query("page", _at("7")),
+        _query("far", _at("9", 1, 1)),
         **options,
     )
-    assert positives_of() == expected | {"both": (3, 0, 1, 2), "page": (0, 1, 2)}
-    assert split.left_out == ({} if options else {WHOLE_PAGES: 1})
+    assert positives_of() == expected | {"both": (3, 0, 1, 2), "page": (0, 1, 2), "far": (4,)}
+    assert split.left_out == ({} if options else {mapping.WHOLE_PAGES: 2})
 
 
 def test_characters_choose_among_the_chunks_of_a_paragraph(tmp_path, prepare_kilt, positives_of):
@@ -113,7 +103,7 @@ def test_official_gold_is_kept_line_by_line(tmp_path, prepare_kilt):
     gold = [json.loads(line) for line in gold_path(queries).read_text().splitlines()]
     assert gold == [records[0], {**records[1], "id": "1"}]
     assert queries[1].answers == ("x", "y")
-    assert split.left_out == {WITHOUT_POSITIVE: 1, WHOLE_PAGES: 1}
+    assert split.left_out == {mapping.WITHOUT_POSITIVE: 1, mapping.WHOLE_PAGES: 1}
     # Nothing half-written is left.
     assert not list((tmp_path / "data").rglob("*partial*"))
 
@@ -145,9 +135,7 @@ def test_one_file_is_parted_by_hash(tmp_path, prepare_kilt, positives_of):
 
 
 @pytest.mark.parametrize("name", ["train+validation", "validation+train"])
-def test_the_last_queries_of_a_file_are_its_validation_split(
-    tmp_path, name, prepare_kilt, positives_of
-):
+def test_the_last_queries_of_a_file_are_its_validation(tmp_path, name, prepare_kilt, positives_of):
     """TACO-DR: the last 500 training examples of each task."""
 
     def prepared(**options):
@@ -167,10 +155,8 @@ def test_the_last_queries_of_a_file_are_its_validation_split(
 
 
 def test_shares_and_samples_are_what_was_asked_for():
-    shares = {"train": 3.0, "test": 1.0}
-    assigned = [
-        split_of(str(i), task="t", splits=("train", "test"), shares=shares) for i in range(4000)
-    ]
+    asked = {"splits": ("train", "test"), "shares": {"train": 3.0, "test": 1.0}}
+    assigned = [split_of(str(i), task="t", **asked) for i in range(4000)]
     # The same in every process and version: 64 bits of BLAKE2b of task, tab and id.
     digests = [hashlib.blake2b(f"t\t{i}".encode(), digest_size=8).digest() for i in range(4000)]
     below = [int.from_bytes(digest, "little") < 3 << 62 for digest in digests]
@@ -184,12 +170,12 @@ def test_shares_and_samples_are_what_was_asked_for():
 
 def test_inputs_with_a_marked_mention(prepare_kilt, queries_of):
     text = "one two three [START_ENT] Bern [END_ENT] and more"
-    assert entity_input(text, left_words=2, where="w") == text.removeprefix("one ")
-    assert entity_input(text, left_words=0, where="w").startswith("[START_ENT] Bern")
-    assert entity_input(text, left_words=9, where="w") == text
+    assert mapping.entity_input(text, left_words=2, where="w") == text.removeprefix("one ")
+    assert mapping.entity_input(text, left_words=0, where="w").startswith("[START_ENT] Bern")
+    assert mapping.entity_input(text, left_words=9, where="w") == text
     for bad in ("no mention", "[START_ENT] Bern", "[START_ENT] [END_ENT]", text + " " + text):
         with pytest.raises(DataError, match="w, field 'input'"):
-            entity_input(bad, left_words=2, where="w")
+            mapping.entity_input(bad, left_words=2, where="w")
     long = " ".join(f"w{n}" for n in range(70)) + " [START_ENT] Bern [END_ENT]"
     tasks = {task: {"test": "q.jsonl"} for task in ("aida", "wow")}
     prepare_kilt(_query("q", _at("7"), input=long), tasks=tasks, entity_tasks=("aida",))
@@ -218,7 +204,7 @@ def test_missing_pages_and_blind_queries_are_counted(prepare_kilt):
         {"id": "blind", "input": "x?"},
         tasks={"t": {"train": "q.jsonl", "test": "q.jsonl"}},
     )
-    lacks = {MISSING_POSITIVES: 2, WITHOUT_POSITIVE: 2}
+    lacks = {mapping.MISSING_POSITIVES: 2, mapping.WITHOUT_POSITIVE: 2}
     counts = [(split.split, split.queries, split.left_out) for split in splits]
     assert counts == [("train", 1, lacks), ("test", 3, lacks)]
 

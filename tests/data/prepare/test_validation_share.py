@@ -68,9 +68,7 @@ def test_questions_without_ids_are_divided_alike_in_any_order(tmp_path, prepare_
         ("test", {"train+validation": "q.jsonl"}),
     ],
 )
-def test_what_was_held_out_is_not_left_beside_new_training_queries(
-    tmp_path, prepare_here, split, again
-):
+def test_what_was_held_out_is_not_left_beside_new_training(tmp_path, prepare_here, split, again):
     (tmp_path / "p.tsv").write_text("id\ttext\np\tpassage\n")
     record = {"positive_ctxs": [{"passage_id": "p"}]}
     write(tmp_path / "q.jsonl", [{"question": f"question {n}?", **record} for n in range(150)])
