@@ -83,14 +83,11 @@ def test_each_step_has_a_batch_of_every_task_from_that_task_alone(store):
     batches = stream(store, first=32, second=4)
     assert batches.batch_sizes == {"first": 8, "second": 4}
     for step in range(5):
-        by_task = batches.batches(step)
         for task, size in batches.batch_sizes.items():
-            queries = store.queries(task, "train")
-            rows = batches.query_rows(step)[task]
-            batch = by_task[task]
+            queries, batch = store.queries(task, "train"), batches.batches(step)[task]
+            rows, width = batches.query_rows(step)[task], batches.query_lengths[task]
             np.testing.assert_array_equal(batch.query_rows, rows)
             assert len(batch.passage_rows) == 2 * size
-            width = batches.query_lengths[task]
             np.testing.assert_array_equal(batch.queries.ids, queries.tokens(rows).ids[:, :width])
             golds = [queries.positives[row][0] for row in rows]
             np.testing.assert_array_equal(batch.passage_rows[batch.positive_index], golds)
@@ -127,9 +124,8 @@ def test_batches_are_a_function_of_seed_and_step_and_not_of_other_tasks(store):
 
 def test_two_hosts_share_every_tasks_batch(store):
     options = {"config": TaskBatchingConfig(total=16, num_negatives=1), "num_devices": 2}
-    whole = stream(store, **options).batches(3)
     halves = [stream(store, **options, share=HostShare((i,), 2)).batches(3) for i in range(2)]
-    for task, batch in whole.items():
+    for task, batch in stream(store, **options).batches(3).items():
         joined = np.concatenate([half[task].query_rows for half in halves])
         np.testing.assert_array_equal(joined, batch.query_rows)
 

@@ -142,9 +142,7 @@ def test_every_tasks_batch_is_grouped_or_none_is(store):
     for step in range(64):
         expected, batches = plain.batches(step), grouped.batches(step)
         shapes.add(tuple(batch.sides for batch in batches.values()))
-        kinds = {
-            type(text) for batch in batches.values() for text in (batch.queries, batch.passages)
-        }
+        kinds = {type(texts) for batch in batches.values() for texts in batch.texts}
         assert len(kinds) == 1
         for task, batch in batches.items():
             if kinds == {TokenGroups}:

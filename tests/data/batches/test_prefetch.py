@@ -29,20 +29,21 @@ def test_yields_every_step_in_order_and_ends():
         names.add(threading.current_thread().name)
         return batch * 10
 
-    out = list(prefetch(same, 3, 8, put))
-    assert out == [(3, 30), (4, 40), (5, 50), (6, 60), (7, 70)]
+    assert list(prefetch(same, 3, 8, put)) == [(3, 30), (4, 40), (5, 50), (6, 60), (7, 70)]
     assert names == {"prefetch_0"}
     assert list(prefetch(same, 5, 5, same)) == []
     assert threads() == []
 
 
-def test_works_ahead_by_two_and_no_more():
+def test_works_ahead_by_two_and_no_more_and_closing_early_joins_the_thread():
     made = []
     batches = prefetch(made.append, 0, 100, same)
     next(batches)
     settle(made)
     assert made == [0, 1, 2]
+    assert len(threads()) == 1
     batches.close()
+    assert threads() == []
 
 
 def test_errors_surface_at_their_step():
@@ -62,11 +63,3 @@ def test_errors_surface_at_their_step():
 
     with pytest.raises(KeyboardInterrupt):
         next(prefetch(same, 0, 5, put))
-
-
-def test_closing_early_joins_the_thread():
-    batches = prefetch(same, 0, 1000, same)
-    next(batches)
-    assert len(threads()) == 1
-    batches.close()
-    assert threads() == []

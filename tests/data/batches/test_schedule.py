@@ -22,13 +22,12 @@ def test_batches_per_epoch_by_hand():
 
 def test_every_epoch_has_each_task_at_its_rate_and_counts_its_batches_on():
     schedule = make()
-    batches = collections.defaultdict(list)
-    for epoch in range(5):
-        turns = [schedule.turn(epoch * 14 + at) for at in range(14)]
+    epochs = [[schedule.turn(14 * epoch + at) for at in range(14)] for epoch in range(5)]
+    for turns in epochs:
         assert collections.Counter(task for task, _ in turns) == schedule.batches_per_epoch
-        for task, batch in turns:
-            batches[task].append(batch)
-    assert all(numbers == list(range(len(numbers))) for numbers in batches.values())
+    for task, count in schedule.batches_per_epoch.items():
+        batches = [batch for turns in epochs for name, batch in turns if name == task]
+        assert batches == list(range(5 * count))
 
 
 def test_is_a_function_of_seed_and_step():
@@ -46,8 +45,7 @@ def test_rates_from_weights_give_each_task_its_share():
     assert rates == pytest.approx({"nq": 1.0, "trec": 1.0})
     sizes = {"nq": 9000, "trec": 1000}
     rates = rates_from_weights({"nq": 2, "trec": 2}, sizes)
-    batches = Schedule(sizes, batch_size=10, rates=rates).batches_per_epoch
-    assert batches == {"nq": 500, "trec": 500}
+    assert Schedule(sizes, batch_size=10, rates=rates).batches_per_epoch == {"nq": 500, "trec": 500}
 
 
 def test_weights_that_are_the_sizes_lose_no_batch():

@@ -38,8 +38,7 @@ def test_a_summary_is_cut_only_where_twenty_words_remain():
     assert [q.candidate.text for q in asked] == ["Computes the total of things."]
     cuts = cut_elements([long, short], asked)
     assert cuts == [{0}, set()]
-    corpus = build_corpus([long, short], cuts)
-    texts = [passage.text for passage in corpus.passages]
+    texts = [passage.text for passage in build_corpus([long, short], cuts).passages]
     assert texts == [FILLER, "Divides one thing by another. Only a few words more here."]
 
 
@@ -118,8 +117,7 @@ def test_long_texts_become_passages_that_lose_nothing():
     doc = "Summary here. " + " ".join(s[0].upper() + s[1:] for s in sentences)
     item = documented("a.b", doc + "\n\n" + " ".join(f"v{i}" for i in range(250)))
     corpus = build_corpus([item], [set()])
-    joined = " ".join(p.text for p in corpus.passages)
-    assert joined == " ".join(e.text for e in item.doc.elements)
+    assert " ".join(p.text for p in corpus.passages) == " ".join(e.text for e in item.doc.elements)
     assert all(10 <= len(p.text.split()) <= MAX_WORDS + 10 for p in corpus.passages)
     assert [p.id for p in corpus.passages] == [f"a.b#{i}" for i in range(len(corpus.passages))]
     assert list(corpus.rows[0]) == list(range(len(corpus.passages)))

@@ -47,17 +47,16 @@ RENAMED = renamed(query="question", positives="good", hard_negatives="bad")
 def tokenized(data_dir, tmp_path):
     """Registers a task over a source and makes its token store."""
 
-    def make(source, *, task="faq", preprocessors=(RENAMED,)):
-        add_retrieval_task(
-            task, collection="toy", source=source, source_preprocessors=preprocessors
-        )
+    def make(source, preprocessors=(RENAMED,)):
+        from_source = {"source": source, "source_preprocessors": preprocessors}
+        add_retrieval_task("faq", collection="toy", **from_source)
         return tokenize_collection(
             data_dir=data_dir,
-            mixture=find_mixture(task),
+            mixture=find_mixture("faq"),
             vocabulary=WordPieceVocabulary(PIECES),
             query_length=5,
             passage_length=4,
-            output_dir=tmp_path / f"tokens-{task}",
+            output_dir=tmp_path / "tokens",
         )
 
     return make
@@ -91,33 +90,19 @@ def test_a_csv_file_becomes_queries_of_the_collection(tokenized, csv_file, data_
     assert list(QuerySet.open(data_dir, "toy", "faq", "train")) == queries
 
 
-def test_a_generator_with_ids_and_one_positive(tokenized, data_dir):
-    def dataset(split, shuffle_files, seed=None):
-        return tf.data.Dataset.from_tensors({"query": "a", "query_id": "mine", "positives": "p1"})
-
-    source = seqio.FunctionDataSource(dataset, splits=["validation"])
-    store = tokenized(source, preprocessors=())
-    assert store.tasks == {"faq": ["validation"]}
-    (query,) = QuerySet.open(data_dir, "toy", "faq", "validation")
-    assert query == Query("mine", "a", "faq", positives=(1,))
-
-
 def test_a_data_set_of_tfds(tokenized, data_dir, tmp_path):
     """As TFDS stores one, found by its name, and read without its code."""
     rows = {"train": [("x", "a b", ["p2", "p0"]), ("y", "c", ["p1"])], "test": [("z", "d", ["p0"])]}
     text = tfds.features.Text()
-    features = {"question": text, "id": text, "gold": tfds.features.Sequence(text)}
+    features = {"id": text, "question": text, "gold": tfds.features.Sequence(text)}
     tfds.dataset_builders.store_as_tfds_dataset(
         name="faq_set",
         version="1.0.0",
         data_dir=tmp_path / "tfds",
         features=tfds.features.FeaturesDict(features),
         split_datasets={
-            split: [
-                (id, {"question": question, "gold": gold, "id": id})
-                for id, question, gold in examples
-            ]
-            for split, examples in rows.items()
+            split: [(row[0], dict(zip(features, row, strict=True))) for row in of_split]
+            for split, of_split in rows.items()
         },
     )
     store = tokenized(
@@ -125,12 +110,9 @@ def test_a_data_set_of_tfds(tokenized, data_dir, tmp_path):
         preprocessors=[renamed(query="question", query_id="id", positives="gold")],
     )
     assert store.tasks == {"faq": ["train", "test"]}
-    splits = {
-        split: {query.id: (query.text, query.positives) for query in queries}
-        for split in rows
-        for queries in [QuerySet.open(data_dir, "toy", "faq", split)]
-    }
-    assert splits == {"train": {"x": ("a b", (2, 0)), "y": ("c", (1,))}, "test": {"z": ("d", (0,))}}
+    train, test = (list(QuerySet.open(data_dir, "toy", "faq", split)) for split in rows)
+    assert train == [Query("x", "a b", "faq", (2, 0)), Query("y", "c", "faq", (1,))]
+    assert test == [Query("z", "d", "faq", (0,))]
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,11 @@ def test_names_that_are_not_registered():
         retrieval.add_retrieval_task("toy_two", collection="toy", query_length=3)
 
 
+def add_task_of_seqio(name):
+    source = seqio.FunctionDataSource(lambda split, shuffle_files, seed=None: None, ["train"])
+    seqio.TaskRegistry.add(name, source=source, preprocessors=[], output_features={})
+
+
 def test_a_name_is_registered_once():
     retrieval.add_retrieval_task("toy_one", collection="toy", task="one")
     with pytest.raises(ConfigError, match="'toy_one' is registered already"):
@@ -96,8 +101,7 @@ def test_a_name_is_registered_once():
     retrieval.add_retrieval_task("toy_one", collection="toy", task="two")
     with pytest.raises(ConfigError, match="each task once"):
         retrieval.add_retrieval_mixture("toy", ["toy_one", ("toy_one", 2.0)])
-    source = seqio.FunctionDataSource(lambda split, shuffle_files, seed=None: None, ["train"])
-    seqio.TaskRegistry.add("texts", source=source, preprocessors=[], output_features={})
+    add_task_of_seqio("texts")
     with pytest.raises(ConfigError, match="'texts' is registered already"):
         retrieval.add_retrieval_task("texts", collection="toy")
 
@@ -112,8 +116,7 @@ def test_mixtures_that_cannot_be_trained_on():
     retrieval.add_retrieval_mixture("land", ["a", "b"])
     with pytest.raises(ConfigError, match="tasks are of 2 collections, x, y"):
         retrieval.find_mixture("land")
-    source = seqio.FunctionDataSource(lambda split, shuffle_files, seed=None: None, ["train"])
-    seqio.TaskRegistry.add("texts", source=source, preprocessors=[], output_features={})
+    add_task_of_seqio("texts")
     seqio.MixtureRegistry.add("more", ["texts"], default_rate=1.0)
     with pytest.raises(ConfigError, match="'texts' is not a retrieval task"):
         retrieval.find_mixture("more")

@@ -113,18 +113,23 @@ def test_what_is_no_store_is_not_replaced(settings, tmp_path):
     assert [path.name for path in tmp_path.rglob("*")] == ["tokens", ".git"]
 
 
+def preprocessed(function, settings, output_dir):
+    """Ids of task two with a preprocessor: made anew, and the same when nothing has changed."""
+    retrieval.remove("toy_two")
+    of_task = {"collection": "toy", "task": "two", "query_preprocessors": [function]}
+    retrieval.add_retrieval_task("toy_two", **of_task)
+    only = settings | {"mixture": "toy_two", "output_dir": output_dir / "tokens"}
+    ids = make(**only, replace=True).queries("two", "train").ids
+    assert make(**only).queries("two", "train").ids.tolist() == ids.tolist()
+    return ids
+
+
 def test_a_changed_preprocessor_is_noticed(settings, tmp_path):
-    only = settings | {"mixture": "toy_two", "output_dir": tmp_path / "tokens"}
     for prompt in "ab":
         function = eval(f"lambda d: d.map(lambda x: {{**x, 'query': '{prompt} ' + x['query']}})")
         # Without a source, it is told by its name.
         function.__name__ = function.__qualname__ = f"put_{prompt}"
-        retrieval.remove("toy_two")
-        retrieval.add_retrieval_task(
-            "toy_two", collection="toy", task="two", query_preprocessors=[function]
-        )
-        store = make(**only, replace=True)
-        assert store.queries("two", "train").ids[0, 1] == PIECES.index(prompt)
+        assert preprocessed(function, settings, tmp_path)[0, 1] == PIECES.index(prompt)
 
 
 def _putting(before):
@@ -140,17 +145,11 @@ _SPACE = " "
 
 def test_what_a_preprocessor_takes_from_around_it_is_noticed(settings, tmp_path, monkeypatch):
     """A variable of the function that made it, and a constant of a function that it calls."""
-    only = settings | {"mixture": "toy_two", "output_dir": tmp_path / "tokens"}
-    for before, space, piece in (("a", " ", "a"), ("b", " ", "b"), ("b", " c ", "b")):
+    for before, space in (("a", " "), ("b", " "), ("b", " c ")):
         monkeypatch.setitem(globals(), "_SPACE", space)
-        retrieval.remove("toy_two")
-        retrieval.add_retrieval_task(
-            "toy_two", collection="toy", task="two", query_preprocessors=[_putting(before)]
-        )
-        ids = make(**only, replace=True).queries("two", "train").ids
-        assert ids[0, 1] == PIECES.index(piece)
+        ids = preprocessed(_putting(before), settings, tmp_path)
+        assert ids[0, 1] == PIECES.index(before)
         assert (ids[0, 2] == PIECES.index("c")) == (space == " c ")
-        assert make(**only).queries("two", "train").ids.tolist() == ids.tolist()
 
 
 @pytest.mark.parametrize(
@@ -199,16 +198,11 @@ def test_the_same_tokens_whether_seqio_runs_tasks_or_nobody_has_imported_it(tmp_
     queries = [Query(f"q{i}", o, "one", (1, 0)[: i % 3], (), (i % 2,)) for i, o in enumerate(ODD)]
     write_queries(data["data_dir"], "odd", "one", "train", queries)
 
+    task = {"collection": "odd", "task": "one", "prompt": TaskPrompt(Prompt.NAME, name="b")}
+    task |= {"normalization": QueryNormalization.CURLY_APOSTROPHE, "query_length": 9}
+
     def made(name: str, **settings) -> TokenizedQueries:
-        retrieval.add_retrieval_task(
-            name,
-            collection="odd",
-            task="one",
-            normalization=QueryNormalization.CURLY_APOSTROPHE,
-            prompt=TaskPrompt(Prompt.NAME, name="b"),
-            query_length=9,
-            **settings,
-        )
+        retrieval.add_retrieval_task(name, **task, **settings)
         lengths = {"query_length": 6, "passage_length": 12}
         store = make(mixture=name, **data, **lengths, output_dir=tmp_path / name)
         return store.queries("one", "train")
@@ -218,8 +212,8 @@ def test_the_same_tokens_whether_seqio_runs_tasks_or_nobody_has_imported_it(tmp_
     run_by_seqio = made("run_by_seqio", query_preprocessors=[lambda data: data])
     assert run_by_seqio.fingerprint == plain.fingerprint
     with use_data(**data):
-        task = seqio.get_mixture_or_task("plain")
-        examples = task.get_dataset({"query": 9}, split="train", shuffle=False)
+        of_seqio = seqio.get_mixture_or_task("plain")
+        examples = of_seqio.get_dataset({"query": 9}, split="train", shuffle=False)
         for row, example in enumerate(examples.as_numpy_iterator()):
             np.testing.assert_array_equal(example["query"], plain.ids[row, : plain.lengths[row]])
             np.testing.assert_array_equal(example["positives"], plain.positives[row])

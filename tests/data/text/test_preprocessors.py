@@ -40,8 +40,7 @@ def test_passages_by_hand():
         ("", "", [CLS, SEP]),
     ]
     titles, texts, expected = zip(*cases, strict=True)
-    encoded = passage_ids(titles, texts, VOCABULARY, 8)
-    assert encoded == list(expected)
+    assert passage_ids(titles, texts, VOCABULARY, 8) == list(expected)
     prompted = passage_ids(titles, texts, VOCABULARY, 10, prompt=(7, 9))
     assert prompted == [[CLS, 7, 9, *row[1:]] for row in expected]
 
@@ -114,17 +113,12 @@ def test_normalisation_is_by_name():
 def test_eager_tokens_are_padded_and_masked():
     passages = [Passage("1", "a b", "t"), Passage("2", "c")]
     tokens = encode_passages(passages, VOCABULARY, length=7)
-    assert tokens.ids.tolist() == [
-        [CLS, *ids("t"), SEP, *ids("a b"), SEP, 0],
-        [CLS, *ids("c"), SEP] + [0] * 4,
-    ]
+    second = [CLS, *ids("c"), SEP, 0, 0, 0, 0]
+    assert tokens.ids.tolist() == [[CLS, *ids("t"), SEP, *ids("a b"), SEP, 0], second]
     assert tokens.mask.sum(axis=1).tolist() == [6, 3]
     assert tokens.ids.dtype == np.int32
     bare = encode_passages(passages, VOCABULARY, length=7, titles=Titles.OMIT)
     assert bare.ids[0].tolist() == [CLS, *ids("a b"), SEP, 0, 0, 0]
     joined = encode_passages(passages, VOCABULARY, length=7, titles=Titles.JOIN)
-    assert joined.ids.tolist() == [
-        [CLS, *ids("t"), *ids("a b"), SEP, 0, 0],
-        [CLS, *ids("c"), SEP] + [0] * 4,
-    ]
+    assert joined.ids.tolist() == [[CLS, *ids("t"), *ids("a b"), SEP, 0, 0], second]
     assert encode_queries([], VOCABULARY, length=7).ids.shape == (0, 7)

@@ -54,8 +54,7 @@ def test_name_marker_and_nothing():
     assert TaskPrompt(Prompt.NAME, name="NQ", separator="c").ids(VOCABULARY) == [NQ, C]
     marker = TaskPrompt(Prompt.MARKER, family=Family.FACT_CHECKING)
     assert marker.ids(VOCABULARY) == [8, 9]
-    spare = WordPieceVocabulary([*PIECES, "[unused1]", "[unused2]"])
-    assert marker.ids(spare) == [11]
+    assert marker.ids(WordPieceVocabulary([*PIECES, "[unused1]", "[unused2]"])) == [11]
     with pytest.raises(ConfigError, match=r"(?s)'<extra_id_1>' is not a piece.*extra_ids=100"):
         TaskPrompt(Prompt.NAME, name="NQ", separator="<extra_id_1>").ids(VOCABULARY)
     with pytest.raises(ConfigError, match="'name' without its"):
@@ -102,10 +101,9 @@ def test_a_prompt_that_eats_the_whole_length(tokenized, tmp_path):
 
 
 def test_each_task_has_its_own_length_and_prompt_in_a_token_store(tokenized):
-    name, curly = TaskPrompt(Prompt.NAME, name="NQ"), QueryNormalization.CURLY_APOSTROPHE
-    retrieval.add_retrieval_task(
-        "t_short", collection="toy", task="short", prompt=name, normalization=curly
-    )
+    curly = QueryNormalization.CURLY_APOSTROPHE
+    form = {"prompt": TaskPrompt(Prompt.NAME, name="NQ"), "normalization": curly}
+    retrieval.add_retrieval_task("t_short", collection="toy", task="short", **form)
     retrieval.add_retrieval_task("t_long", collection="toy", task="long", query_length=12)
     retrieval.add_retrieval_mixture("t", ["t_short", ("t_long", 2.0)])
     store = tokenized("t")

@@ -26,9 +26,8 @@ def xlm_roberta():
     tokenizer = tokenizers.Tokenizer(models.Unigram(scores, unk_id=3))
     tokenizer.normalizer = normalizers.NFKC()
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
-    )
+    around = {"single": "<s> $A </s>", "special_tokens": [("<s>", 0), ("</s>", 2)]}
+    tokenizer.post_processor = processors.TemplateProcessing(**around)
     tokenizer.add_special_tokens(SPECIAL)
     return tokenizer
 

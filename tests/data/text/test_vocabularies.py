@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 from sentence_models import save_bert_pieces
 
-from taser_jax.data.text.vocabularies import SentencePieceVocabulary, load_vocabulary
+from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.data.text.wordpiece import WordPieceVocabulary, train_vocabulary
 from taser_jax.interop.saved_model import TextGraph
 from taser_jax.storage.errors import ConfigError, DataError, FingerprintError
@@ -16,17 +16,13 @@ PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cafe", "?"]
 SMALL = WordPieceVocabulary(PIECES)
 
 
-@pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece"])
-def test_saved_directory_and_graph_give_the_same_ids(tmp_path, kind):
+def test_saved_directory_and_graph_of_sentencepiece_give_the_same_ids(tmp_path):
     texts = [f"a question about the number {i} and its friends" for i in range(300)]
-    if kind == "wordpiece":
-        train_vocabulary(texts, size=200, output_dir=tmp_path / "vocabulary")
-    else:
-        save_bert_pieces(tmp_path / "vocabulary", texts, 200)
+    save_bert_pieces(tmp_path / "vocabulary", texts, 200)
     loaded = load_vocabulary(tmp_path / "vocabulary")
     loaded.save(tmp_path / "again")
     assert load_vocabulary(tmp_path / "again").fingerprint == loaded.fingerprint
-    assert (loaded.kind, loaded.cls_id, loaded.sep_id) == (kind, 2, 3)
+    assert (loaded.kind, loaded.cls_id, loaded.sep_id) == ("sentencepiece", 2, 3)
     ids = loaded.encode([*texts, "", "zebras", "[CLS] [SEP] [MASK]"])
     # The names of special tokens in a text are text.
     assert not {0, 2, 3, 4} & set(ids[-1])
@@ -56,6 +52,8 @@ SPECIAL = b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n"
         ("vocabulary.json", b'{"format_version": 9, "kind": "wordpiece"}', "format version 9"),
         ("vocabulary.json", b"{", r"vocabulary\.json: not JSON"),
         ("vocabulary.json", b'{"format_version": 1}', "missing required field 'kind'"),
+        ("spiece.model", b"not a model", "not a SentencePiece model"),
+        ("spiece.model", b"", "the vocabulary is empty"),
         ("nothing", None, "cannot be read"),
     ],
 )
@@ -71,19 +69,14 @@ def test_files_that_cannot_be_read(tmp_path, file, content, message):
 
 def test_changed_files_are_refused(tmp_path):
     SMALL.save(tmp_path)
+    loaded = load_vocabulary(tmp_path)
+    assert (loaded.kind, loaded.cls_id, loaded.sep_id) == ("wordpiece", 2, 3)
     (tmp_path / "vocab.txt").write_bytes(SMALL.content + b"more\n")
     with pytest.raises(DataError, match=r"vocab\.txt: damaged"):
         load_vocabulary(tmp_path)
     (tmp_path / "checksums.txt").unlink()
     with pytest.raises(FingerprintError, match="from vocabulary"):
         load_vocabulary(tmp_path)
-
-
-def test_bad_sentencepiece_models():
-    with pytest.raises(DataError):
-        SentencePieceVocabulary(b"not a model")
-    with pytest.raises(DataError, match="empty"):
-        SentencePieceVocabulary(b"")
 
 
 _SYLLABLES = ("wal", "ker", "ta", "ling", "größ", "naï", "ve", "漢", "字", "est", "ly", "un")

@@ -9,14 +9,14 @@ from taser_jax.storage.errors import DataError, FingerprintError
 METADATA = {"collection_fingerprint": "c0", "source": "bm25"}
 
 
-def write(directory, **changes):
+def write(directory, task="squad", **changes):
     arguments = {
         "query_ids": ["q0", "q1"],
         "rows": [np.array([5, 3, -1]), np.array([7])],
         "scores": [np.array([2.5, 1.0, -np.inf]), np.array([0.5])],
         "metadata": METADATA,
     }
-    return write_negatives(directory, "squad", "train", **(arguments | changes))
+    return write_negatives(directory, task, "train", **(arguments | changes))
 
 
 def test_file_is_as_documented(tmp_path):
@@ -48,12 +48,11 @@ def test_kinds_do_not_mix(tmp_path):
 
 def test_each_file_has_facts_of_its_own(tmp_path):
     write(tmp_path, facts={"left_out": 3})
-    negatives = {"query_ids": ["a"], "rows": [[1]], "scores": [[1.0]], "metadata": METADATA}
-    write_negatives(tmp_path, "nq", "train", **negatives, facts={"left_out": 5})
-    assert read_metadata(tmp_path)["files"]["squad.train.jsonl"] == {"left_out": 3}
+    write(tmp_path, "nq", query_ids=["a"], rows=[[1]], scores=[[1.0]], facts={"left_out": 5})
+    files = {"squad.train.jsonl": {"left_out": 3}, "nq.train.jsonl": {"left_out": 5}}
+    assert read_metadata(tmp_path)["files"] == files
     write(tmp_path, facts={"left_out": 4})
-    assert read_metadata(tmp_path)["files"]["squad.train.jsonl"] == {"left_out": 4}
-    assert read_metadata(tmp_path)["files"]["nq.train.jsonl"] == {"left_out": 5}
+    assert read_metadata(tmp_path)["files"] == files | {"squad.train.jsonl": {"left_out": 4}}
     assert read_negatives(tmp_path, "nq", "train", ["a"])[0].rows.tolist() == [1]
     assert read_negatives(tmp_path, "squad", "train", ["q1"])[0].rows.tolist() == [7]
 
