@@ -36,11 +36,8 @@ def listed(fused, line=0):
 
 def random_lists(rng, queries, size):
     # Quarters are exact in float32, so ties are ties in both.
-    lists = []
-    for _ in range(queries):
-        rows = rng.permutation(60)[: rng.integers(0, size)].tolist()
-        lists.append({row: float(rng.integers(-20, 20)) / 4 for row in rows})
-    return lists
+    rows = [rng.permutation(60)[: rng.integers(0, size)].tolist() for _ in range(queries)]
+    return [{row: float(rng.integers(-20, 20)) / 4 for row in of_query} for of_query in rows]
 
 
 def test_weights_by_hand():
@@ -93,13 +90,9 @@ def test_hybrid_by_hand():
     dense, sparse = run([{7: 3, 4: 1}]), run([{4: 6, 9: 2}])
     assert listed(fusion.fuse(dense, sparse, alpha=0.5, k=5)) == [(4, 4.0), (7, 4.0), (9, 2.0)]
     assert listed(fusion.fuse(dense, sparse, alpha=1.0, k=2)) == [(4, 7.0), (7, 5.0)]
-
-
-def test_min_max_by_hand():
     # dense 3, 1 -> +0.5, -0.5 (missing -0.5); sparse 6, 2 -> +0.5, -0.5 (missing -0.5).
-    dense, sparse = run([{7: 3, 4: 1}]), run([{4: 6, 9: 2}])
-    fused = listed(fusion.fuse(dense, sparse, alpha=0.5, k=5, config=MIN_MAX))
-    assert fused == [(7, 0.25), (4, -0.25), (9, -0.75)]
+    by_min_max = fusion.fuse(dense, sparse, alpha=0.5, k=5, config=MIN_MAX)
+    assert listed(by_min_max) == [(7, 0.25), (4, -0.25), (9, -0.75)]
 
 
 def test_queries_are_matched_by_id():

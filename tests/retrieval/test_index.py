@@ -34,8 +34,8 @@ QUERIES = RNG.standard_normal((20, 8)).astype(np.float32)
 RANKED = np.argsort(-(QUERIES @ TABLE.T), axis=1, kind="stable")
 
 
-def write(directory, model="m1", normalization="none"):
-    write_embeddings(directory, TABLE, {"model": model, "collection": "c1"}, normalization)
+def write(directory, model="m1", normalization="none", table=TABLE):
+    write_embeddings(directory, table, {"model": model, "collection": "c1"}, normalization)
     return directory
 
 
@@ -53,10 +53,8 @@ def test_built_and_opened_find_the_same(tmp_path, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_equal_scores_are_in_the_order_of_rows(tmp_path, kind):
-    twice = np.concatenate([TABLE, TABLE])
-    write_embeddings(tmp_path / "embeddings", twice, {"model": "m1", "collection": "c1"}, "none")
-    config = IndexConfig(kind=kind)
-    searcher = build_index(tmp_path / "embeddings", tmp_path / "index", config=config)
+    twice = write(tmp_path / "embeddings", table=np.concatenate([TABLE, TABLE]))
+    searcher = build_index(twice, tmp_path / "index", config=IndexConfig(kind=kind))
     pairs = np.stack([RANKED[:, :4], RANKED[:, :4] + len(TABLE)], axis=2)
     np.testing.assert_array_equal(searcher.search(QUERIES, 8).rows, pairs.reshape(-1, 8))
 
@@ -102,7 +100,7 @@ def test_what_faiss_cannot_make_lists_of_is_named(tmp_path):
         build(301)
     shutil.rmtree(tmp_path / "embeddings")
     table = np.where(np.arange(len(TABLE))[:, None] == 7, np.float32(np.nan), TABLE)
-    write_embeddings(tmp_path / "embeddings", table, {"model": "m1"}, "none")
+    write(tmp_path / "embeddings", table=table)
     with pytest.raises(DataError, match="in 1 rows: 7"):
         build(8)
 
@@ -140,13 +138,14 @@ def test_an_index_and_its_embeddings_may_be_symbolic_links(tmp_path, linked):
     place.parent.mkdir(exist_ok=True)
     place.symlink_to(tmp_path / "another" / "disk")
     embeddings = write(tmp_path / "runs" / "embeddings")
-    for _ in range(2):
-        searcher = build_index(embeddings, tmp_path / "runs" / "index")
-        assert searcher.search(TABLE[:1], 1).rows.shape == (1, 1)
+    index = tmp_path / "runs" / "index"
+    searchers = [build_index(embeddings, index), build_index(embeddings, index)]
     if linked == ".":
         # Both move together.
         (tmp_path / "another" / "disk").rename(tmp_path / "moved")
-        assert open_index(tmp_path / "moved" / "index").search(TABLE[:1], 1).rows.shape == (1, 1)
+        searchers.append(open_index(tmp_path / "moved" / "index"))
+    for searcher in searchers:
+        assert searcher.search(TABLE[:1], 1).rows.shape == (1, 1)
 
 
 @pytest.mark.parametrize("normalization", list(Normalization))
@@ -155,12 +154,10 @@ def test_the_first_dimensions_are_searched_as_cut_vectors(normalization, dim, tm
     embeddings = write(tmp_path / "embeddings", normalization=normalization.value)
     build_index(embeddings, tmp_path / "index", config=IndexConfig(dim=dim))
     hits = open_index(tmp_path / "index", fingerprints={"model": "m1"}).search(QUERIES, 5)
-    first, second = (side[:, :dim].astype(np.float64) for side in (QUERIES, TABLE))
+    sides = [side[:, :dim].astype(np.float64) for side in (QUERIES, TABLE)]
     if normalization is Normalization.L2:
-        first, second = (
-            side / np.linalg.norm(side, axis=1, keepdims=True) for side in (first, second)
-        )
-    scores = first @ second.T
+        sides = [side / np.linalg.norm(side, axis=1, keepdims=True) for side in sides]
+    scores = sides[0] @ sides[1].T
     expected = np.argsort(-scores, axis=1)[:, :5]
     np.testing.assert_array_equal(hits.rows, expected)
     np.testing.assert_allclose(hits.scores, np.take_along_axis(scores, expected, axis=1), rtol=1e-5)
@@ -199,6 +196,6 @@ def test_int8_codes_are_within_half_a_step_of_float32_and_bfloat16():
 
 
 def test_binary_codes_need_whole_bytes(tmp_path):
-    write_embeddings(tmp_path, TABLE[:, :6], {"model": "m1", "collection": "c1"}, "none")
+    embeddings = Embeddings(write(tmp_path, table=TABLE[:, :6]))
     with pytest.raises(ConfigError, match="binary codes of 6 dimensions"):
-        Coding.of(Codes.BINARY, Embeddings(tmp_path))
+        Coding.of(Codes.BINARY, embeddings)

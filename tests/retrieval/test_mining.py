@@ -77,11 +77,9 @@ def test_golden(options, rows, left_out, form):
     statistics = MiningStatistics(3, sum(lengths), left_out, below, lengths.count(0), 1)
     assert mined.statistics == statistics
     assert mined.positive_scores.tolist() == [4, 1, -INF]
-    score_of = [
-        dict(zip(r, s, strict=True)) for r, s in zip(RESULT.rows, RESULT.scores, strict=True)
-    ]
     for query, line in enumerate(rows):
-        assert mined.scores[query] == [score_of[query][row] for row in line]
+        score_of = dict(zip(RESULT.rows[query], RESULT.scores[query], strict=True))
+        assert mined.scores[query] == [score_of[row] for row in line]
 
 
 def random_case(seed, queries=300, depth=20, passages=60):
@@ -96,30 +94,23 @@ def random_case(seed, queries=300, depth=20, passages=60):
 
 
 def oracle(result, positives, answered, config):
-    """The rules as a loop over candidates by rank, in float64."""
+    """The rules as loops over candidates by rank, in float64: negatives, and the best positive."""
     excluded = {
         Excluded.POSITIVES: lambda row, positive: row in positive,
         Excluded.GOLD: lambda row, positive: row in positive[:1],
         Excluded.PAGES: lambda row, positive: any(row // 4 == other // 4 for other in positive),
     }[config.excluded]
-    lists, best = [], []
+    drops_answers = config.answer_containing is AnswerContaining.DROP
     for query, positive in enumerate(positives):
         pairs = zip(result.scores[query].tolist(), result.rows[query].tolist(), strict=True)
         ranked = [pair for pair in sorted(pairs, key=lambda p: (-p[0], p[1])) if pair[1] >= 0]
         own = max((score for score, row in ranked if row in positive), default=-INF)
-        best.append(own)
-        negatives = []
-        for score, row in ranked[: config.depth]:
-            if excluded(row, positive):
-                continue
-            if config.answer_containing is AnswerContaining.DROP and answered[query, row]:
-                continue
-            margin = config.relative_margin
-            if margin is not None and (own == -INF or score > own - margin * abs(own)):
-                continue
-            negatives.append(row)
-        lists.append(negatives)
-    return lists, best
+        # Without a positive in the run it is minus infinity, which no score is below.
+        margin = config.relative_margin
+        limit = INF if margin is None else own - margin * abs(own)
+        negatives = [row for score, row in ranked[: config.depth] if score <= limit]
+        negatives = [row for row in negatives if not excluded(row, positive)]
+        yield [row for row in negatives if not (drops_answers and answered[query, row])], own
 
 
 @pytest.mark.parametrize("answer_containing", list(AnswerContaining))
@@ -127,22 +118,17 @@ def oracle(result, positives, answered, config):
 @pytest.mark.parametrize(("depth", "margin"), [(7, None), (20, None), (15, 0.25)])
 def test_equals_the_oracle(answer_containing, excluded, depth, margin):
     result, positives, answered = random_case(seed=depth)
-    config = MiningConfig(
-        depth=depth,
-        count=5,
-        answer_containing=answer_containing,
-        excluded=excluded,
-        relative_margin=margin,
-    )
+    left_out = {"answer_containing": answer_containing, "excluded": excluded}
+    config = MiningConfig(depth=depth, count=5, relative_margin=margin, **left_out)
 
     def look_up(queries, rows):
         return answered[queries[:, None], np.maximum(rows, 0)]
 
-    expected, best = oracle(result, positives, answered, config)
+    expected, best = zip(*oracle(result, positives, answered, config), strict=True)
     options = {"contains_answer": look_up, "pages_of": four_a_page}
     mined = mine_negatives(result, positives, config=config, **options)
     assert mined.rows == [line[:5] for line in expected]
-    assert mined.positive_scores.tolist() == best
+    assert mined.positive_scores.tolist() == list(best)
     assert mined.statistics.unranked_positives == best.count(-INF)
     assert mined.statistics.queries_below_count == sum(len(line) < 5 for line in expected)
 
@@ -158,8 +144,7 @@ def test_equals_the_oracle(answer_containing, excluded, depth, margin):
     again = mine_negatives(some, positives[:50], config=sampled_config, **options)
     assert again.rows == sampled.rows[:50]
     other_seed = dataclasses.replace(sampled_config, seed=1)
-    other = mine_negatives(result, positives, config=other_seed, **options)
-    assert other.rows != sampled.rows
+    assert mine_negatives(result, positives, config=other_seed, **options).rows != sampled.rows
 
 
 def test_samples_are_uniform():

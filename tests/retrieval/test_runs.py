@@ -16,6 +16,10 @@ def result(rows, scores):
     return runs.SearchResult(np.array(rows, np.int32), np.array(scores, np.float32))
 
 
+def ranked(hits, line):
+    return list(zip(hits.rows[line].tolist(), hits.scores[line].tolist(), strict=True))
+
+
 def test_top_k_by_hand():
     nan, inf = np.nan, np.inf
     rows = np.array([[7, 4, 2, 7, -1], [3, 3, -1, -1, 0]])
@@ -34,24 +38,18 @@ def test_merge_equals_plain_python_and_ignores_order_of_lists():
     for line in range(20):
         best = {}
         for hits in results:
-            for row, score in zip(
-                hits.rows[line].tolist(), hits.scores[line].tolist(), strict=True
-            ):
-                if row >= 0:
-                    best[row] = max(score, best.get(row, -np.inf))
+            for row, score in ranked(hits, line):
+                best[row] = max(score, best.get(row, -np.inf))
+        best.pop(-1, None)
         expected = sorted(best.items(), key=lambda item: (-item[1], item[0]))[:7]
-        expected += [(-1, -np.inf)] * (7 - len(expected))
-        pairs = list(zip(merged.rows[line].tolist(), merged.scores[line].tolist(), strict=True))
-        assert pairs == expected
-    other_order = runs.merge(results[::-1], 7)
-    np.testing.assert_array_equal(merged.rows, other_order.rows)
+        assert ranked(merged, line) == expected + [(-1, -np.inf)] * (7 - len(expected))
+    np.testing.assert_array_equal(merged.rows, runs.merge(results[::-1], 7).rows)
 
 
 def test_a_query_without_its_own_row_keeps_as_many_results():
-    ranked = result(
-        [[7, 4, 2], [5, 3, 1], [6, -1, -1]], [[3, 2, 1], [3, 2, 1], [1, -np.inf, -np.inf]]
-    )
-    hits = runs.without_own(ranked, np.array([4, -1, 6], np.int32), 2)
+    scores = [[3, 2, 1], [3, 2, 1], [1, -np.inf, -np.inf]]
+    found = result([[7, 4, 2], [5, 3, 1], [6, -1, -1]], scores)
+    hits = runs.without_own(found, np.array([4, -1, 6], np.int32), 2)
     assert hits.rows.tolist() == [[7, 2], [5, 3], [-1, -1]]
     assert hits.scores.tolist() == [[3, 1], [3, 2], [-np.inf, -np.inf]]
 
@@ -71,8 +69,7 @@ def test_queries_without_any_result_read_back(tmp_path):
 def test_scores_read_back_bit_for_bit(tmp_path, name):
     """Also of a file that was compressed since."""
     rng = np.random.default_rng(1)
-    bits = rng.integers(0, 2**32, (40, 50), dtype=np.uint32)
-    scores = bits.view(np.float32).copy()
+    scores = rng.integers(0, 2**32, (40, 50), dtype=np.uint32).view(np.float32)
     scores[~np.isfinite(scores)] = 1.0
     rows = np.stack([rng.permutation(1000)[:50] for _ in range(40)])
     run = runs.Run.of([f"q{i}" for i in range(40)], runs.top_k(rows, scores, 50))
