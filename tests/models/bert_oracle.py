@@ -42,12 +42,11 @@ def feed_forward(x, p):
 
 
 def encode(params, ids, mask, *, num_heads, choose, router_input="ffn_input", summary="cls"):
-    """Hidden states of real tokens, a list of [length, embed].
+    """Hidden states of each text's real tokens, [length, embed].
 
     `choose` is an expert's number (Det-R), "sequence" or "token".
     """
     p = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
-    outputs = []
     for row, real in zip(ids, mask, strict=True):
         row = row[: int(real.sum())]
         tables = p["embeddings"]
@@ -71,5 +70,4 @@ def encode(params, ids, mask, *, num_heads, choose, router_input="ffn_input", su
                 choices = [choose] * len(attended)
             experts = [jax.tree.map(operator.itemgetter(c), layer["experts"]) for c in choices]
             hidden = np.stack([*map(feed_forward, attended, experts)])
-        outputs.append(hidden)
-    return outputs
+        yield hidden

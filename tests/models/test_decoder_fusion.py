@@ -28,16 +28,18 @@ from taser_jax.training.step import common_metrics
 run = jax.jit(encode_with_attention, static_argnums=0)
 
 
+def embed(model, params, texts, role=Role.QUERY):
+    return tiny_models.encode(model, params, texts, role).embeddings
+
+
 def test_no_documents_are_st5_encdec_to_the_bit():
     fusion = tiny_models.t5_fusion()
     plain = tiny_models.tiny_t5_model(t5=fusion.config.t5)
     params, tokens = tiny_models.random_params(plain), tiny_models.tiny_tokens()
     nothing = Tokens(np.zeros((5, 0, 7), np.int32), np.zeros((5, 0, 7), bool))
     texts = Augmented(tokens, nothing, np.zeros((5, 0), bool))
-    expected = tiny_models.encode(plain, params, tokens, Role.QUERY).embeddings
     for queries in (texts, tokens):
-        embeddings = tiny_models.encode(fusion, params, queries, Role.QUERY).embeddings
-        np.testing.assert_array_equal(embeddings, expected)
+        np.testing.assert_array_equal(embed(fusion, params, queries), embed(plain, params, tokens))
     _, attention = run(fusion, params, texts)
     np.testing.assert_allclose(attention, 2.0, rtol=1e-5)
 
@@ -50,11 +52,8 @@ def test_order_padding_and_absent_documents_change_nothing(make):
     params = tiny_models.random_params(model)
     embeddings, attention = run(model, params, texts)
     order = [2, 0, 1]
-    permuted = Augmented(
-        texts.query,
-        Tokens(texts.documents.ids[:, order], texts.documents.mask[:, order]),
-        texts.present[:, order],
-    )
+    reordered = jax.tree.map(lambda leaf: leaf[:, order], (texts.documents, texts.present))
+    permuted = Augmented(texts.query, *reordered)
     moved = np.concatenate([attention[:, :1], attention[:, 1:][:, order]], axis=1)
     tiny_models.assert_close(run(model, params, permuted), (embeddings, moved), atol=2e-5)
 
@@ -65,8 +64,7 @@ def test_order_padding_and_absent_documents_change_nothing(make):
     padded = dataclasses.replace(texts, documents=wide).resized(11)
     tiny_models.assert_close(run(model, params, padded), (embeddings, attention), atol=2e-5)
     # And documents do count.
-    alone = tiny_models.encode(model, params, texts.query, Role.QUERY).embeddings
-    assert np.abs(embeddings - alone).max() > 0.01
+    assert np.abs(embeddings - embed(model, params, texts.query)).max() > 0.01
 
 
 def test_attention_by_hand():
@@ -97,22 +95,16 @@ def test_berts_fusion_starts_as_the_plain_encoder(towers, documents):
     assert names == {"fusion", "fusion_norm", "fusion_projection"}
     if towers == "separate":
         assert not {"fusion", "fusion_norm"} & params["passage_encoder"].keys()
-    passages = tiny_models.encode(model, params, texts.query, Role.PASSAGE).embeddings
-    start = tiny_models.encode(model, params, texts, Role.QUERY).embeddings
+    passages = embed(model, params, texts.query, Role.PASSAGE)
     # Two programs: a processor may fuse their products differently.
-    np.testing.assert_allclose(start, passages, rtol=1e-6)
-
-    def loss(params):
-        return tiny_models.encode(model, params, texts, Role.QUERY).embeddings.sum()
-
-    gradients = jax.jit(jax.grad(loss))(params)
+    np.testing.assert_allclose(embed(model, params, texts), passages, rtol=1e-6)
+    gradients = jax.jit(jax.grad(lambda params: embed(model, params, texts).sum()))(params)
     tower = gradients["encoder" if towers == "tied" else "query_encoder"]
     assert np.abs(tower["fusion_projection"]["kernel"]).max() > 0
     trained = tiny_models.random_params(model)
     absent = dataclasses.replace(texts, present=np.zeros((3, 2), bool))
-    alone = tiny_models.encode(model, trained, texts.query, Role.QUERY).embeddings
-    attention = np.tile([4.0, 0, 0], (3, 1))
-    tiny_models.assert_close(run(model, trained, absent), (alone, attention), atol=2e-5)
+    alone = embed(model, trained, texts.query), np.tile([4.0, 0, 0], (3, 1))
+    tiny_models.assert_close(run(model, trained, absent), alone, atol=2e-5)
 
 
 @pytest.mark.slow
@@ -136,10 +128,7 @@ def test_states_of_blocks_that_are_all_frozen_are_encoded_as_their_tokens(make):
     model, tokens = make().clone(frozen_blocks=1), tiny_models.tiny_tokens()
     params = tiny_models.random_params(model)
     states = model.apply({"params": params}, tokens, role=Role.QUERY, method="states")
-    of_tokens, of_states = (
-        tiny_models.encode(model, params, texts, Role.QUERY).embeddings
-        for texts in (tokens, states)
-    )
+    of_states, of_tokens = embed(model, params, states), embed(model, params, tokens)
     np.testing.assert_allclose(of_states, of_tokens, atol=1e-5)
 
 
@@ -192,13 +181,12 @@ def test_flops_by_hand():
 def test_a_step_counts_the_tokens_of_present_documents():
     texts = tiny_models.augmented(batch=4)
     late = Augmented(texts.query, np.zeros((4, 2, 16), np.float32), texts.present)
-    state = TrainState(jnp.int32(0), {}, ())
     # The last query's second document is absent.
     of_documents = texts.documents.mask.sum() - texts.documents.mask[-1, -1].sum()
     assert texts.documents.mask[-1, -1].any()
     for queries, expected in ((texts, of_documents), (late, 0), (texts.query, 0)):
         batch = dataclasses.replace(tiny_models.tiny_batch(4), queries=queries)
-        measured = common_metrics(state, [batch], None)["tokens"]
+        measured = common_metrics(TrainState(jnp.int32(0), {}, ()), [batch], None)["tokens"]
         assert measured == texts.mask.sum() + batch.passages.mask.sum() + expected
 
 

@@ -40,8 +40,7 @@ def test_routing_by_hand():
     nine_tokens = 9 * (4 * 768**2 + 4 * 768 * 3072) + 9 * 4 * 10 * 768
     assert difference(2, Routing.TOKEN) == nine_tokens + 10 * 2 * 768 * 2
     # So does a router that reads the mean of them.
-    by_mean = difference(2, Routing.SEQUENCE, SequenceSummary.MEAN)
-    assert by_mean == nine_tokens + 2 * 768 * 2
+    assert difference(2, Routing.SEQUENCE, SequenceSummary.MEAN) == nine_tokens + 2 * 768 * 2
 
 
 T5 = tiny_t5(dropout_rate=0.0)
@@ -54,26 +53,22 @@ TRACED = {
 }
 
 
+def traced(model, texts, role, transform=lambda function: function):
+    """FLOPs of the matrix products of a forward pass, or of what becomes of it."""
+
+    def forward(params):
+        return encode(model, params, texts, role).embeddings.sum()
+
+    products = matrix_products(jax.make_jaxpr(transform(forward))(abstract_params(model)))
+    return sum(product.flops for product in products)
+
+
 @pytest.mark.parametrize("model", TRACED.values(), ids=TRACED)
 def test_equals_what_jax_traces(model):
     tokens = Tokens(jnp.zeros((3, 7), jnp.int32), jnp.ones((3, 7), bool))
-
-    def forward(params):
-        return encode(model, params, tokens, Role.PASSAGE).embeddings.sum()
-
-    expected = model.config.forward_flops(batch_size=3, length=7)
-    params = abstract_params(model)
-    for function, flops in ((forward, expected), (jax.grad(forward), 3 * expected)):
-        products = matrix_products(jax.make_jaxpr(function)(params))
-        assert sum(product.flops for product in products) == flops
-
-
-def traced(model, texts):
-    def forward(params):
-        return encode(model, params, texts, Role.QUERY).embeddings.sum()
-
-    products = matrix_products(jax.make_jaxpr(forward)(abstract_params(model)))
-    return sum(product.flops for product in products)
+    flops = model.config.forward_flops(batch_size=3, length=7)
+    assert traced(model, tokens, Role.PASSAGE) == flops
+    assert traced(model, tokens, Role.PASSAGE, jax.grad) == 3 * flops
 
 
 @pytest.mark.parametrize(
@@ -88,7 +83,7 @@ def test_fused_queries_cost_what_jax_traces(model):
     length = texts.mask.shape[1]
     for memory, queries in ((shape, texts), (DocumentsShape(0, 1), texts.query)):
         flops = model.config.forward_flops(batch_size=3, length=length, memory=memory)
-        assert flops == traced(model, queries)
+        assert flops == traced(model, queries, Role.QUERY)
 
     # Of three forward passes, the frozen block keeps one: a block for queries and each document.
     batch = abstract_batch((3, length), (6, 8), memory=shape)

@@ -6,9 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from bert_oracle import gelu, layer_norm
-from tiny_models import encode, random_params, tiny_model, tiny_tokens
+from tiny_models import assert_close, encode, random_params, tiny_model, tiny_tokens
 
-from taser_jax.models.batch import Role, Tokens
+from taser_jax.models.batch import Role
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_config import Traits
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
@@ -90,8 +90,7 @@ def test_statistics_by_hand():
     assert statistics.count == 2
     blocks = jax.tree.map(lambda leaf: leaf[None], statistics)
     np.testing.assert_array_equal(expert_shares(blocks), [[1, 0]])
-    nothing = jax.tree.map(jnp.zeros_like, blocks)
-    np.testing.assert_array_equal(expert_shares(nothing), [[0, 0]])
+    np.testing.assert_array_equal(expert_shares(jax.tree.map(jnp.zeros_like, blocks)), [[0, 0]])
     # Centred logits: (0, 0) and ±ln(3)/2.
     np.testing.assert_allclose(statistics.logit_sum, [0.549306, -0.549306], rtol=1e-5)
     np.testing.assert_allclose(statistics.logit_square_sum, [0.301737, 0.301737], rtol=1e-5)
@@ -109,17 +108,17 @@ def test_statistics_by_hand():
 def test_statistics_add_over_chunks_and_ignore_padding(routing, summary):
     model = tiny_model(experts=TWO_ROUTERS | {"routing": routing, "sequence_summary": summary})
     params, tokens = random_params(model), tiny_tokens(batch=6)
-    whole = encode(model, params, tokens, Role.QUERY).routing
-    parts = [
-        encode(model, params, Tokens(tokens.ids[s], tokens.mask[s]), Role.QUERY).routing
-        for s in (slice(0, 3), slice(3, 6))
-    ]
-    padded = Tokens(np.pad(tokens.ids, ((0, 2), (0, 3))), np.pad(tokens.mask, ((0, 2), (0, 3))))
-    with_padding = encode(model, params, padded, Role.QUERY).routing
+
+    def statistics_of(change):
+        return encode(model, params, jax.tree.map(change, tokens), Role.QUERY).routing
+
+    whole = statistics_of(lambda leaf: leaf)
+    in_parts = statistics_of(lambda leaf: leaf[:3]) + statistics_of(lambda leaf: leaf[3:])
+    with_padding = statistics_of(lambda leaf: np.pad(leaf, ((0, 2), (0, 3))))
     expected_count = 6 if routing is Routing.SEQUENCE else tokens.mask.sum()
     np.testing.assert_array_equal(whole.count, [expected_count, expected_count])
-    for other in (parts[0] + parts[1], with_padding):
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), whole, other)
+    for other in (in_parts, with_padding):
+        assert_close(other, whole, rtol=1e-5, atol=0)
 
 
 def feed_forward64(p, hidden, gates):

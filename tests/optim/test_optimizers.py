@@ -77,7 +77,6 @@ def test_chain_equals_adamw_in_float64_over_several_steps(clip_norm):
         for i, s in enumerate([5.0, 0.01, 1.0, 0.05, 0.3, 2.0])
     ]
     optimizer = build_optimizer(config, params, total_steps=6)
-    schedule = build_schedule(config, 6)
     state, trained = optimizer.init(params), params
     update = jax.jit(optimizer.update)
     for gradient in gradients:
@@ -87,7 +86,7 @@ def test_chain_equals_adamw_in_float64_over_several_steps(clip_norm):
     factors = {name: 0.8**4 for name in flat(params)}
     factors |= {name: 0.8**3 for name in factors if "layers_0" in name}
     factors |= {name: 3 * 0.8**2 for name in factors if "layers_1" in name}
-    rates = [float(schedule(step)) for step in range(6)]
+    rates = [float(build_schedule(config, 6)(step)) for step in range(6)]
     expected = oracle(flat(params), [flat(g) for g in gradients], config, rates, factors)
     for name, value in flat(trained).items():
         np.testing.assert_allclose(value, expected[name], rtol=1e-4, atol=1e-6, err_msg=name)
