@@ -94,6 +94,8 @@ def test_parameter_paths_shapes_and_axes(model, expected):
     assert shapes.keys() == axes.keys()
 
 
+PER_LAYER = PositionBias.PER_LAYER
+GATED_BLOCKS = {"mlp_activations": GATED, "remat": Remat.BLOCK, "position_bias": PER_LAYER}
 CONFIGS = [
     DualEncoderConfig(),
     DualEncoderConfig(towers=Towers.SEPARATE, pooling=Pooling.MEAN),
@@ -104,12 +106,7 @@ CONFIGS = [
     DualEncoderConfig(experts=ExpertConfig(num_experts=2, blocks=(6, 9, 12))),
     T5DualEncoderConfig(),
     T5DualEncoderConfig(
-        t5=tiny_t5(
-            mlp_activations=GATED,
-            remat=Remat.BLOCK,
-            initialization=T5Initialization.RESCALED,
-            position_bias=PositionBias.PER_LAYER,
-        ),
+        t5=tiny_t5(initialization=T5Initialization.RESCALED, **GATED_BLOCKS),
         towers=Towers.SEPARATE,
         query_tasks=("nq", "fever"),
         embedding=T5Embedding.ENCODER_MEAN,

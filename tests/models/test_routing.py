@@ -74,9 +74,8 @@ def test_gates_are_one_hot_with_the_softmax_gradient(gradient):
 
 def test_noise_draws_experts_by_their_probability():
     logits = jnp.broadcast_to(jnp.log(jnp.array([0.7, 0.2, 0.1])), (20_000, 1, 3))
-    gates = straight_through_gates(
-        logits, noise_key=jax.random.key(0), temperature=1.0, gradient=GateGradient.ALL_EXPERTS
-    )
+    options = {"temperature": 1.0, "gradient": GateGradient.ALL_EXPERTS}
+    gates = straight_through_gates(logits, noise_key=jax.random.key(0), **options)
     np.testing.assert_allclose(gates.mean((0, 1)), [0.7, 0.2, 0.1], atol=0.015)
 
 

@@ -62,14 +62,8 @@ def oracle(params, gradients, config, rates, factors):
 
 @pytest.mark.parametrize("clip_norm", [2.0, None])
 def test_chain_equals_adamw_in_float64_over_several_steps(clip_norm):
-    config = OptimizerConfig(
-        clip_norm=clip_norm,
-        learning_rate=0.05,
-        warmup_steps=2,
-        weight_decay=0.1,
-        layer_decay=0.8,
-        expert_learning_rate_factor=3.0,
-    )
+    rate = {"learning_rate": 0.05, "warmup_steps": 2, "expert_learning_rate_factor": 3.0}
+    config = OptimizerConfig(clip_norm=clip_norm, weight_decay=0.1, layer_decay=0.8, **rate)
     params = random_params()
     # Some gradients are above the clipping norm of 2 and some below.
     gradients = [

@@ -21,13 +21,10 @@ def test_blocks_and_devices_equal_a_stable_sort(num_devices, k):
     rng = np.random.default_rng(0)
     # Their products are exact in float32 and tie often.
     passages, queries = (rng.integers(-2, 3, (n, 3)).astype(np.float32) for n in (4500, 37))
-    resident = ExactSearcher(
-        passages,
-        query_block=16,
-        passage_block=128 * 8 // (num_devices or 1),
-        # None: NumPy.
-        devices=num_devices and jax.devices()[:num_devices],
-    )
+    # None: NumPy.
+    devices = num_devices and jax.devices()[:num_devices]
+    block = 128 * 8 // (num_devices or 1)
+    resident = ExactSearcher(passages, query_block=16, passage_block=block, devices=devices)
     rows, scores = oracle(queries, passages, k)
     streamed = ExactSearcher(passages, passage_block=1024, resident_bytes=0)
     # The second time from blocks kept on the devices.

@@ -25,15 +25,10 @@ def write_store(directory, tasks):
     passages = ([row + 1] * (row % 3 + 1) for row in range(NUM_PASSAGES))
     writer.write_passages(passages, count=NUM_PASSAGES)
     for task, (positives, hard_negatives) in tasks.items():
-        count = len(positives)
-        writer.write_queries(
-            task,
-            "train",
-            query_ids=[f"{task}-{i}" for i in range(count)],
-            tokens=[[100 + i, 2] for i in range(count)],
-            positives=positives,
-            hard_negatives=hard_negatives,
-        )
+        numbers = range(len(positives))
+        ids, tokens = [f"{task}-{i}" for i in numbers], [[100 + i, 2] for i in numbers]
+        rows = {"positives": positives, "hard_negatives": hard_negatives}
+        writer.write_queries(task, "train", query_ids=ids, tokens=tokens, **rows)
     store = writer.finish()
     return store, {task: store.queries(task, "train") for task in tasks}
 

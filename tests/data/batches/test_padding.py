@@ -31,14 +31,11 @@ def store(tmp_path_factory):
     lengths = np.minimum(rng.geometric(0.08, 300), PASSAGE_LENGTH)
     writer.write_passages([rng.integers(1, 100, n).tolist() for n in lengths], count=300)
     for task, longest in (("one", QUERY_LENGTH), ("two", 6)):
-        writer.write_queries(
-            task,
-            "train",
-            query_ids=[f"{task}-{i}" for i in range(90)],
-            tokens=[rng.integers(1, 100, rng.integers(1, longest + 1)).tolist() for _ in range(90)],
-            positives=[[int(row)] for row in rng.permutation(300)[:90]],
-            hard_negatives=[rng.integers(0, 300, 5).tolist() for _ in range(90)],
-        )
+        tokens = [rng.integers(1, 100, n).tolist() for n in rng.integers(1, longest + 1, 90)]
+        texts = {"query_ids": [f"{task}-{i}" for i in range(90)], "tokens": tokens}
+        positives, negatives = rng.permutation(300)[:90, None], rng.integers(0, 300, (90, 5))
+        rows = {"positives": positives.tolist(), "hard_negatives": negatives.tolist()}
+        writer.write_queries(task, "train", **texts, **rows)
     return writer.finish()
 
 
@@ -142,7 +139,7 @@ def test_every_tasks_batch_is_grouped_or_none_is(store):
     for step in range(64):
         expected, batches = plain.batches(step), grouped.batches(step)
         shapes.add(tuple(batch.sides for batch in batches.values()))
-        kinds = {type(texts) for batch in batches.values() for texts in batch.texts}
+        kinds = {type(side) for b in batches.values() for side in (b.queries, b.passages)}
         assert len(kinds) == 1
         for task, batch in batches.items():
             if kinds == {TokenGroups}:

@@ -174,12 +174,9 @@ def test_settings_that_cannot_be(prepare_here, arguments, message):
 
 
 def _beir(folder, prefix, documents):
-    return beir(
-        folder,
-        corpus=documents,
-        queries={f"{prefix}{n}": f"{n}?" for n in range(3)},
-        test=[f"{prefix}0 1 1", f"{prefix}1 2 0"],
-    )
+    queries = {f"{prefix}{n}": f"{n}?" for n in range(3)}
+    judged = [f"{prefix}0 1 1", f"{prefix}1 2 0"]
+    return beir(folder, corpus=documents, queries=queries, test=judged)
 
 
 def test_tasks_and_labels_of_one_name_are_named_with_their_folders(tmp_path):

@@ -30,13 +30,9 @@ def sources(tmp_path):
     outputs = (on_page(3, answer="a"), on_page(29, answer="a"), {"answer": "b"})
     lines = [record(f"q{n}", f"question {n}", *outputs) for n in range(10)]
     write(tmp_path / "set.jsonl.gz", lines)
-    folder = beir(
-        tmp_path / "beir",
-        corpus={},
-        queries={id: f"about {id}" for id in [*(f"t{n}" for n in range(10)), "held-out"]},
-        train=[f"t{n} {row}" for n in range(10) for row in ("3 1", "x 2")],
-        test=["held-out y 1"],
-    )
+    asked = {id: f"about {id}" for id in [*(f"t{n}" for n in range(10)), "held-out"]}
+    train = [f"t{n} {row}" for n in range(10) for row in ("3 1", "x 2")]
+    folder = beir(tmp_path / "beir", corpus={}, queries=asked, train=train, test=["held-out y 1"])
     passages = [("x", "new"), ("3", "other 3"), ("y", "text 5"), ("z", "spare")]
     titled = [{"_id": id, "text": text, "title": "page 5" * (id == "y")} for id, text in passages]
     write(folder / "corpus.jsonl", titled)

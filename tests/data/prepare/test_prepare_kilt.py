@@ -111,12 +111,8 @@ def test_official_gold_is_kept_line_by_line(tmp_path, prepare_kilt):
 def test_one_file_is_parted_by_hash(tmp_path, prepare_kilt, positives_of):
     ids, path = [f"talk{i}_{turn}" for i in range(60) for turn in range(3)], "q.jsonl"
     tasks = {"single": path, "grouped": path, "two": {"train+validation": path, "test": path}}
-    prepare_kilt(
-        *(_query(id, _at("7")) for id in ids),
-        tasks=tasks,
-        split_groups={"grouped": "^[^_]+"},
-        train_samples={"two": 20},
-    )
+    divided = {"split_groups": {"grouped": "^[^_]+"}, "train_samples": {"two": 20}}
+    prepare_kilt(*(_query(id, _at("7")) for id in ids), tasks=tasks, **divided)
     names = ["train", "validation", "test"]
     assert list_tasks(tmp_path / "data", "c") == dict.fromkeys(tasks, names)
     splits = {task: {name: set(positives_of(task, name)) for name in names} for task in tasks}

@@ -23,12 +23,9 @@ def prepared(tmp_path, prepare_here):
 
     def prepare_beir(queries: int, *splits: str, **options):
         judged = [f"q{n} d{max(n, 1)} {int(n < queries - 1)}" for n in range(queries)]
-        beir(
-            tmp_path / "beir",
-            corpus={f"d{n}": f"passage {n}" for n in range(queries)},
-            queries={f"q{n}": f"query q{n}" for n in range(queries)},
-            **dict.fromkeys(splits, judged),
-        )
+        corpus = {f"d{n}": f"passage {n}" for n in range(queries)}
+        asked = {f"q{n}": f"query q{n}" for n in range(queries)}
+        beir(tmp_path / "beir", corpus=corpus, queries=asked, **dict.fromkeys(splits, judged))
         return prepare_here(directories={"t": "beir"}, **options).splits
 
     return prepare_beir

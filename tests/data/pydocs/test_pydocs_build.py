@@ -20,13 +20,9 @@ CHECKSUM = (
 
 
 def test_checksum_does_not_depend_on_process_hash_seed_or_environment(tmp_path):
-    environment = os.environ | {
-        "PYTHONHASHSEED": "12345",
-        "TZ": "Asia/Tokyo",
-        "COLUMNS": "40",
-        "HTTP_PROXY": "secret",
-        "PYTHONPATH": os.pathsep.join(p for p in sys.path if p) or os.getcwd(),
-    }
+    path = os.pathsep.join(p for p in sys.path if p) or os.getcwd()
+    environment = os.environ | {"PYTHONHASHSEED": "12345", "PYTHONPATH": path}
+    environment |= {"TZ": "Asia/Tokyo", "COLUMNS": "40", "HTTP_PROXY": "secret"}
     command = [sys.executable, "-c", CHECKSUM]
     told = subprocess.check_output(command, env=environment, cwd=tmp_path, text=True)
     assert told == f"checksum {built(SMALL).checksum}\n"

@@ -45,13 +45,8 @@ def settings(tmp_path_factory) -> dict:
     for (task, split), queries in QUERIES.items():
         write_queries(root, "toy", task, split, queries)
     WordPieceVocabulary(PIECES).save(str(root / "vocabulary"))
-    return {
-        "data_dir": root,
-        "mixture": "toy",
-        "vocabulary": root / "vocabulary",
-        "query_length": 6,
-        "passage_length": 16,
-    }
+    lengths = {"query_length": 6, "passage_length": 16}
+    return {"data_dir": root, "mixture": "toy", "vocabulary": root / "vocabulary", **lengths}
 
 
 def make(*, mixture: str, **settings) -> TokenStore:
