@@ -16,7 +16,7 @@ from taser_jax.evaluation.results import SystemResult, tasks_and_measures, tasks
 from taser_jax.evaluation.significance import AVERAGE, Comparisons
 from taser_jax.storage.artifacts import FilePath, replacing, write_text
 from taser_jax.storage.errors import DataError
-from taser_jax.storage.progress import plain
+from taser_jax.storage.progress import aligned, plain
 
 LEGEND = (
     "In percent. R@k: queries with a relevant passage (by answers: one that contains an answer) "
@@ -263,14 +263,6 @@ def _count(value: int | None) -> str:
 
 
 def _aligned(header: list[str], lines: list[list[str]]) -> list[str]:
-    """Aligns columns: names to the left, figures to the right."""
-    widths = [max(map(len, column)) for column in zip(header, *lines, strict=True)]
-    aligned = [
-        "  ".join(
-            [line[0].ljust(widths[0])]
-            + [cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)]
-        ).rstrip()
-        for line in [header, *lines]
-    ]
-    rule = "-" * (sum(widths) + 2 * (len(widths) - 1))
-    return [aligned[0], rule, *aligned[1:]]
+    """A table with a line below its header."""
+    head, *rows = aligned([header, *lines], left=1)
+    return [head, "-" * len(head), *rows]

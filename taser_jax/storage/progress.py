@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import tqdm.auto
@@ -178,6 +178,23 @@ def _has_accelerator() -> bool:
 def say(text: str) -> None:
     """Writes lines to stderr, above a progress bar."""
     tqdm.auto.tqdm.write(text, file=sys.stderr)
+
+
+def aligned(rows: Sequence[Sequence[str]], *, left: int) -> list[str]:
+    """Lines of a table.
+
+    Args:
+        rows: its cells.
+        left: number of first columns whose cells begin in line; those of the others end in line.
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            f"{cell:{'<' if place < left else '>'}{width}}"
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
 
 
 def plain(value: object) -> str:

@@ -66,36 +66,13 @@ def contrastive_loss(
         Loss, per-query losses, ranks and accuracy. On ties the earlier passage ranks first:
         rank = 1 + #{j: s_j > s_pos} + #{j < pos: s_j = s_pos}.
     """
-    logits = similarities(query_embeddings, passage_embeddings, temperature=temperature)
-    return query_to_passage_loss(logits, positive_index=positive_index, ignore=ignore)
-
-
-def similarities(
-    query_embeddings: Float[Array, "queries dim"],
-    passage_embeddings: Float[Array, "passages dim"],
-    *,
-    temperature: float = 1.0,
-) -> Float[Array, "queries passages"]:
-    """Inner products of all pairs, divided by the temperature.
-
-    They are float32 products at `Precision.HIGHEST`: TPUs would otherwise round the inputs to
-    bfloat16, and the product is small beside the encoder's.
-    """
+    # TPUs would otherwise round the inputs to bfloat16. The product is small beside the encoder's.
     product = jnp.matmul(
         query_embeddings.astype(jnp.float32),
         passage_embeddings.astype(jnp.float32).T,
         precision=jax.lax.Precision.HIGHEST,
     )
-    return product / temperature
-
-
-def query_to_passage_loss(
-    logits: Float[Array, "queries passages"],
-    *,
-    positive_index: Int[Array, " queries"],
-    ignore: Bool[Array, "queries passages"] | None = None,
-) -> ContrastiveLoss:
-    """`contrastive_loss` of given similarities: the softmax is over passages."""
+    logits = product / temperature
     columns = jnp.arange(logits.shape[1], dtype=positive_index.dtype)
     is_positive = columns[None, :] == positive_index[:, None]
     if ignore is not None:

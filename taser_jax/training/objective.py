@@ -9,7 +9,6 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
 
 from taser_jax.models.batch import Batch, Encoded, Normalization, RoutingStatistics
 from taser_jax.models.dual_encoder import normalize
@@ -100,7 +99,6 @@ class ObjectiveConfig(Checked):
         Raises:
             ConfigError: a regulariser is set and the model has no learned routing.
         """
-        ignore = jnp.asarray(batch.ignore)
         whole = queries.embeddings.shape[1]
         terms = {}
         for dim in dict.fromkeys((*self.matryoshka_dims, whole)):
@@ -108,7 +106,20 @@ class ObjectiveConfig(Checked):
             if dim < whole:
                 query = normalize(query[:, :dim], normalization)
                 passage = normalize(passage[:, :dim], normalization)
-            terms[dim] = self._label_metrics(query, passage, batch, ignore)
+            result = losses.contrastive_loss(
+                query,
+                passage,
+                positive_index=jnp.asarray(batch.positive_index),
+                ignore=jnp.asarray(batch.ignore),
+                temperature=self.temperature,
+            )
+            rank = result.rank.astype(jnp.float32)
+            terms[dim] = {
+                "nll": result.loss,
+                "accuracy": result.accuracy,
+                "mean_rank": jnp.mean(rank),
+                "mrr": jnp.mean(1.0 / rank),
+            }
         # Whether or not it is listed, metrics are those of the whole embedding.
         metrics = terms[whole]
         if self.matryoshka_dims:
@@ -126,25 +137,6 @@ class ObjectiveConfig(Checked):
             fix = "set ExpertConfig.routing to 'sequence' or 'token', or the regulariser to None"
             raise ConfigError(problem, where="ObjectiveConfig.regularizer", fix=fix)
         return loss, metrics
-
-    def _label_metrics(
-        self,
-        queries: Float[Array, "queries dim"],
-        passages: Float[Array, "passages dim"],
-        batch: Batch,
-        ignore: Bool[Array, "queries passages"],
-    ) -> StepMetrics:
-        """The cross entropy on labels, `nll`, and where the positives rank."""
-        logits = losses.similarities(queries, passages, temperature=self.temperature)
-        positive_index = jnp.asarray(batch.positive_index)
-        result = losses.query_to_passage_loss(logits, positive_index=positive_index, ignore=ignore)
-        rank = result.rank.astype(jnp.float32)
-        return {
-            "nll": result.loss,
-            "accuracy": result.accuracy,
-            "mean_rank": jnp.mean(rank),
-            "mrr": jnp.mean(1.0 / rank),
-        }
 
 
 def _routing_metrics(queries: RoutingStatistics, passages: RoutingStatistics) -> StepMetrics:

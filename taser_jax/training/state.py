@@ -16,6 +16,7 @@ from jax.tree_util import KeyPath
 from jaxtyping import PyTree
 
 from taser_jax.devices.partitioning import leaves_by_path
+from taser_jax.storage.progress import aligned
 
 
 def named_key(seed: int, name: str) -> jax.Array:
@@ -169,14 +170,7 @@ def parameter_table(params: PyTree, *, logical_axes: PyTree, shardings: PyTree) 
         rows.append([name, shape, axes, place, f"{math.prod(leaf.shape):,}"])
     total = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
     lines = [header, *rows, ["total", "", "", "", f"{total:,}"]]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    return "\n".join(
-        "  ".join(
-            cell.rjust(width) if column == len(line) - 1 else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
-        for line in lines
-    )
+    return "\n".join(aligned(lines, left=len(header) - 1))
 
 
 def _spec_text(spec: PartitionSpec) -> str:
