@@ -158,8 +158,8 @@ def parse(argv: Sequence[str]) -> Arguments:
     files, bindings = arguments.gin_file, arguments.bindings
     if given:
         bindings = [_argument(command, words, given), *bindings]
-    elif command.argument and not command.optional and not (arguments.help or bindings):
-        word = "DIRECTORY" if command.many else command.argument.rpartition(".")[2].upper()
+    elif command.argument and command.argument[0] != "[" and not (arguments.help or bindings):
+        word = "DIRECTORY" if "..." in command.argument else command.sets.rpartition(".")[2].upper()
         raise ConfigError(
             f"`taser {name}` needs a {word.lower()}", fix=f"write `taser {name} {word}`"
         )
@@ -178,11 +178,12 @@ def parse(argv: Sequence[str]) -> Arguments:
 
 def _argument(command: Command, words: Sequence[str], given: Sequence[str]) -> tuple[str, str]:
     """The binding of the words after a command."""
-    if command.argument is None or (len(given) > 1 and not command.many):
+    takes_many = "..." in command.argument
+    if not command.argument or (len(given) > 1 and not takes_many):
         raise _no_command(words)
-    if not command.many:
-        return command.argument, given[0]
-    return command.argument, repr([" ".join(given)] if command.joined else list(given))
+    if not takes_many:
+        return command.sets, given[0]
+    return command.sets, repr([" ".join(given)] if command.joined else list(given))
 
 
 def _no_command(words: Sequence[str]) -> ConfigError:
@@ -346,8 +347,8 @@ def command_help(name: str) -> str:
 def help_text(name: str) -> str:
     """What a command does, and all that can be set for it."""
     command, function, configurables = COMMANDS[name], load(name), configurables_of(name)
-    words = command.argument.rpartition(".")[2].upper() if command.argument else ""
-    words = f" [{words}]" if command.optional else f" {words}" if words else ""
+    words = command.sets.rpartition(".")[2].upper()
+    words = f" [{words}]" if command.argument[:1] == "[" else f" {words}".rstrip()
     about = description(inspect.getdoc(function) or "")
     usage = f"usage: taser {name}{words} [flags]"
     parts = [f"{usage}\n\ntaser {name}: {command.summary}\n\n{about}\n"]

@@ -39,10 +39,9 @@ class Command:
         recipe_of: that other command.
         flags: its own flags: flag -> the macro or parameter that it sets.
         switches: its own flags without a value: flag -> (macro, value).
-        argument: the macro or `function.parameter` that a word after the command sets.
-        many: whether several words may follow, as a list.
+        argument: the macro or `function.parameter` that a word after the command sets; in brackets
+            where it may be left out, with an ellipsis where several words may follow, as a list.
         joined: whether these are one text, as a question typed without quotes.
-        optional: whether the word may be left out.
     """
 
     module: str
@@ -53,10 +52,13 @@ class Command:
     recipe_of: str | None = None
     flags: Mapping[str, str] = dataclasses.field(default_factory=dict)
     switches: Mapping[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
-    argument: str | None = None
-    many: bool = False
+    argument: str = ""
     joined: bool = False
-    optional: bool = False
+
+    @property
+    def sets(self) -> str:
+        """The macro or parameter that the words set; empty where the command takes none."""
+        return self.argument.strip("[ .]")
 
     def gin_files(self, given: Sequence[str] = ()) -> tuple[str, ...]:
         """Files to read, in order.
@@ -108,9 +110,7 @@ COMMANDS: dict[str, Command] = dict(
             "prepare",
             "convert a folder, files of any format, or pydocs, into a collection",
             switches=_STRICT,
-            argument="DIRECTORIES",
-            many=True,
-            optional=True,
+            argument="[DIRECTORIES ...]",
         ),
         _command("tokenize", "tokenize tasks into a token store"),
         _command(
@@ -153,8 +153,7 @@ COMMANDS: dict[str, Command] = dict(
             "memory",
             "add a memory to a mixture, remove one, or list all",
             module="systems.moma.memory",
-            argument="memory.action",
-            optional=True,
+            argument="[memory.action]",
         ),
         _command(
             "augment",
@@ -179,25 +178,20 @@ COMMANDS: dict[str, Command] = dict(
             "ask",
             "answer a typed question from an index",
             flags={"--from": "DIRECTORY"},
-            argument="QUESTIONS",
-            many=True,
+            argument="[QUESTIONS ...]",
             joined=True,
-            optional=True,
         ),
         _command(
             "serve",
             "answer searches over HTTP",
             module="commands.ask",
-            argument="DIRECTORY",
-            optional=True,
+            argument="[DIRECTORY]",
         ),
         _command(
             "export",
             "export a model, or embeddings, to formats of other libraries and vector stores",
             function="export_model",
-            argument="export_model.formats",
-            many=True,
-            optional=True,
+            argument="[export_model.formats ...]",
         ),
         _command(
             "push",
@@ -211,8 +205,7 @@ COMMANDS: dict[str, Command] = dict(
             module=f"{_PIPELINES}.compare",
             flags=_COMPARE_FLAGS,
             switches=_STRICT,
-            argument="DIRECTORIES",
-            many=True,
+            argument="DIRECTORIES ...",
         ),
         _command("pipeline taser", "train, mine, retrain, evaluate", module=f"{_PIPELINES}.taser"),
         _command(

@@ -190,10 +190,21 @@ def resolve(
     functions = [function, *([recipe_of] if recipe_of else [])]
     targets = [*functions, *command_table.configurables(*functions)]
     _register(targets)
-    needed = frozenset() if recipe_of else gin_files.without_default(function)
     name = functions[-1].__name__
     reader = gin_files.GinReader(flags.search_paths, elsewhere, flags.imports)
-    reader.read_files(flags.files, flags.defaults, function=name, needed=needed)
+    reader.read_files(flags.files)
+    bound = {
+        parameter
+        for (_, selector), values in _all_bindings().items()
+        if selector.split(".")[-1] == name
+        for parameter in values
+    }
+    parameters = inspect.signature(function).parameters.values()
+    needed = {each.name for each in parameters if each.default is inspect.Parameter.empty}
+    # `ask.task = 'faq'` in a project's file is a setting beside the defaults; a recipe that binds
+    # all that is needed stands for them.
+    if flags.defaults and not (bound and (recipe_of or needed - gin_files.FILLED_IN <= bound)):
+        reader.read_files([*flags.defaults, *flags.files])
     for setting, value in flags.bindings:
         reader.read_binding(setting, value)
     bindings = _all_bindings()

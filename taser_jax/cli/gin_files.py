@@ -13,7 +13,7 @@ import re
 import textwrap
 import tokenize
 import types
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, TextIO
 
 import gin
@@ -175,37 +175,7 @@ class GinReader:
         self._task_module: tuple[str, str] | None = None
         self.referenced: set[str] = set()
 
-    def read_files(
-        self,
-        files: Sequence[str],
-        defaults: Sequence[str],
-        *,
-        function: str,
-        needed: frozenset[str],
-    ) -> None:
-        """Reads the files, and the defaults before them unless they configure the whole function.
-
-        Example:
-            `ask.task = 'faq'` in a project's file is a setting beside the defaults; a recipe that
-            binds all that is needed stands for them.
-
-        Args:
-            files: files of the command line.
-            defaults: the command's default files.
-            function: the command's function.
-            needed: its parameters without a default.
-        """
-        self._read_all(files)
-        bound = {
-            parameter
-            for (_, selector), values in gin.config._CONFIG.items()
-            if selector.split(".")[-1] == function
-            for parameter in values
-        }
-        if defaults and not (bound and needed <= bound):
-            self._read_all([*defaults, *files])
-
-    def _read_all(self, paths: Sequence[str]) -> None:
+    def read_files(self, paths: Sequence[str]) -> None:
         """Reads files, with nothing bound before."""
         gin.clear_config(clear_constants=False)
         self._task_module, self.referenced = None, set()
@@ -297,15 +267,6 @@ class GinReader:
             where = f"{files[-1]}:{location.line_num}"
             self._task_module = (value, where) if is_of_file else None
         self.referenced |= macros(value)
-
-
-def without_default(function: Callable[..., object]) -> frozenset[str]:
-    """Names of a function's parameters that must be set."""
-    parameters = inspect.signature(function).parameters.values()
-    required = (
-        parameter.name for parameter in parameters if parameter.default is inspect.Parameter.empty
-    )
-    return frozenset(required) - FILLED_IN
 
 
 def references(value: Any) -> Iterator[tuple[str, str]]:

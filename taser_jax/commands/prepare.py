@@ -13,7 +13,6 @@ from typing import Any
 from taser_jax.commands.inputs import answer_matcher, open_bm25
 from taser_jax.data.collections.store import (
     PassageStore,
-    collection_directory,
     write_collection,
     write_queries,
 )
@@ -26,10 +25,9 @@ from taser_jax.evaluation.metrics import AnswerMatcher
 from taser_jax.interop.collections_by_name import as_folder
 from taser_jax.retrieval.bm25 import Bm25Config
 from taser_jax.retrieval.runs import NO_ROW, SearchResult
-from taser_jax.storage.artifacts import COLLECTION, FilePath, check_kind, split_path
+from taser_jax.storage.artifacts import COLLECTION, FilePath, split_path
 from taser_jax.storage.errors import ConfigError, check_known
 from taser_jax.storage.progress import logger, phase
-from taser_jax.storage.publishing import one_writer
 from taser_jax.storage.records import Query
 
 PYDOCS = "pydocs"
@@ -196,16 +194,10 @@ def drawn_by_hash(queries: Sequence[Query], count: int) -> list[Query]:
     return [query for query in queries if query.id in drawn]
 
 
+@writes("{data_dir}/{collection}", kinds=[COLLECTION], may_be_remote=True)
 def prepare_files(*, data_dir: FilePath, collection: str, **options: Any) -> None:
     """As `data.prepare.collection.prepare`, as the collection's only writer; logs a summary."""
-    directory = collection_directory(data_dir, collection)
-    with one_writer(directory):
-        check_kind(directory, [COLLECTION])
-        prepared = preparation.prepare(data_dir=data_dir, collection=collection, **options)
-    _report(prepared, data_dir)
-
-
-def _report(prepared: preparation.PreparedCollection, data_dir: FilePath) -> None:
+    prepared = preparation.prepare(data_dir=data_dir, collection=collection, **options)
     say = functools.partial(logger.info, "%s: %s", prepared.collection)
     changed = f"{prepared.merged:,} duplicates merged, {prepared.renamed:,} renamed"
     changed += _listed(prepared.left_out)

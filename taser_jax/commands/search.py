@@ -18,10 +18,9 @@ from taser_jax.retrieval.embeddings import Embeddings, QueryEmbeddings, encoded_
 from taser_jax.retrieval.index import INDEX_KINDS, IndexConfig, IndexKind, build_index, open_index
 from taser_jax.retrieval.runs import Run, SearchResult, without_own, write_trec_run
 from taser_jax.retrieval.scann import RECALL_QUERIES
-from taser_jax.storage.artifacts import METADATA, check_kind
+from taser_jax.storage.artifacts import METADATA
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger, phase
-from taser_jax.storage.publishing import one_writer
 
 # Makes the draw of sample queries independent of all other draws.
 _PURPOSE = 0x1DE7
@@ -78,9 +77,7 @@ def search(
     inputs.check_own_passages(own_passage_tasks, store)
     names = inputs.tasks_with(store, split=split, tasks=tasks)
     if not (pathlib.Path(index_dir) / METADATA).is_file():
-        with one_writer(index_dir):
-            check_kind(index_dir, INDEX_KINDS)
-            _build(embeddings_dir, index_dir, config=config)
+        index(embeddings_dir=embeddings_dir, index_dir=index_dir, config=config)
     searcher = open_index(index_dir, fingerprints={"collection": store.fingerprint})
     encoded = [
         QueryEmbeddings.of_split(embeddings_dir, task, split, fingerprints=searcher.fingerprints)
@@ -182,22 +179,12 @@ def index(
         FingerprintError: the directory holds an index of other embeddings, or the queries were
             encoded with another model than the passages.
     """
-    _build(embeddings_dir, index_dir, config=config, tasks=tasks)
-    return index_dir
-
-
-def _build(
-    embeddings_dir: str,
-    index_dir: str,
-    *,
-    config: IndexConfig,
-    tasks: Sequence[str] | None = None,
-) -> None:
     queries = None
     if config.kind is not IndexKind.EXACT:
         queries = _sample(embeddings_dir, tasks)
     with phase("build index"):
         build_index(embeddings_dir, index_dir, config=config, sample_queries=queries)
+    return index_dir
 
 
 def _sample(embeddings_dir: str, tasks: Sequence[str] | None) -> np.ndarray | None:

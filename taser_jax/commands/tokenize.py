@@ -77,7 +77,9 @@ def tokenize(
         mixture = _mixture(mixture_or_task, module, data_dir, vocabulary)
     if vocabulary_size is not None:
         source = str(collection) if mixture is None else mixture.collection
-        _make_vocabulary(data_dir, source, vocabulary, size=vocabulary_size)
+        make_vocabulary(
+            data_dir=data_dir, collection=source, output_dir=vocabulary, size=vocabulary_size
+        )
     with phase("tokenize"):
         store = tokenize_collection(
             data_dir=data_dir,
@@ -107,8 +109,6 @@ def tokenize(
     return store.metadata.fingerprint
 
 
-@writes("{output_dir}")
-@first_host_only
 def make_vocabulary(*, data_dir: str, collection: str, output_dir: str, size: int) -> str:
     """Trains a WordPiece vocabulary on a collection's passages and training queries.
 
@@ -124,10 +124,6 @@ def make_vocabulary(*, data_dir: str, collection: str, output_dir: str, size: in
     Raises:
         ConfigError: another vocabulary is there.
     """
-    return _make_vocabulary(data_dir, collection, output_dir, size=size)
-
-
-def _make_vocabulary(data_dir: str, collection: str, output_dir: str, *, size: int) -> str:
     directory = epath.Path(output_dir)
     if (directory / METADATA).exists():
         former = vocabularies.load_vocabulary(output_dir)

@@ -45,6 +45,8 @@ _LOST = re.compile(
 # Variables that JAX does not read itself (it reads the coordinator's address), by its arguments.
 _VARIABLES = {"num_processes": "JAX_NUM_PROCESSES", "process_id": "JAX_PROCESS_ID"}
 _joined: list[int] = []
+# What host 0 does while the others wait.
+_alone: list[str] = []
 
 
 def initialize(*, timeout: int = COORDINATOR_TIMEOUT) -> None:
@@ -239,7 +241,8 @@ def require_same(facts: Mapping[str, str]) -> None:
 def first_host_only(work: Callable[P, T]) -> Callable[P, T]:
     """Makes a function run on host 0 only; the other hosts wait and return its result.
 
-    All hosts must call it. The result is sent between them and must be picklable.
+    All hosts must call it, but for work that is part of such work. The result is sent between them
+    and must be picklable.
 
     Raises:
         TaserError: on the other hosts, if host 0 failed.
@@ -247,14 +250,16 @@ def first_host_only(work: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(work)
     def on_first(*args: P.args, **kwargs: P.kwargs) -> T:
-        if jax.process_count() == 1:
+        if jax.process_count() == 1 or _alone:
             return work(*args, **kwargs)
         result, failure = None, None
         if is_first():
+            _alone.append(work.__name__)
             try:
                 result = work(*args, **kwargs)
             except BaseException as error:
                 failure = error
+            _alone.clear()
         message = None if failure is None else f"{type(failure).__name__}: {failure}"
         result, message = _from_first((result, message))
         if failure is not None:

@@ -214,12 +214,13 @@ def read_config(path: FilePath) -> ModelConfig:
     """Reads a file of what `config_to_json` wrote. Absent fields take their defaults.
 
     Raises:
-        DataError: malformed JSON, a value of the wrong type, or an unknown enum value.
-        ConfigError: another format version, or an unknown kind or field.
+        DataError: malformed JSON, another format version, a value of the wrong type, or an unknown
+            enum value.
+        ConfigError: an unknown kind or field.
     """
     again = "read it with the version of taser_jax that wrote it, or train again"
     where, value = os.fspath(path), read_json(path, fix=again)
-    check_version(value, FORMAT_VERSION, where=where, fix=again, error=ConfigError)
+    check_version(value, FORMAT_VERSION, where=where, fix=again)
     del value["format_version"]
     for fields, name, constant in (
         (value, "tower_init", _COPIED),

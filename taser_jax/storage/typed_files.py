@@ -18,7 +18,7 @@ import msgspec
 from etils import epath
 
 from taser_jax.storage import checksums
-from taser_jax.storage.errors import ConfigError, DataError, TaserError
+from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.publishing import FilePath, is_remote
 
 T = TypeVar("T")
@@ -177,14 +177,7 @@ def check_regular(path: FilePath) -> None:
             )
 
 
-def check_version(
-    value: Mapping[str, Any],
-    version: int,
-    *,
-    where: FilePath,
-    fix: str,
-    error: type[TaserError] = DataError,
-) -> None:
+def check_version(value: Mapping[str, Any], version: int, *, where: FilePath, fix: str) -> None:
     """Refuses a format version that this code does not read.
 
     Args:
@@ -192,12 +185,14 @@ def check_version(
         version: the one that is read.
         where: the file it came from.
         fix: what the message advises.
-        error: what is raised.
+
+    Raises:
+        DataError: naming both.
     """
     written = value.get("format_version")
     if written != version:
-        expected = f"format version {version}"
-        raise error(f"format version {written}", where=os.fspath(where), expected=expected, fix=fix)
+        problem, expected = f"format version {written}", f"format version {version}"
+        raise DataError(problem, where=os.fspath(where), expected=expected, fix=fix)
 
 
 def read_typed(

@@ -316,14 +316,14 @@ class Checkpoints:
 
         Raises:
             FingerprintError: the checkpoint was trained with other data or settings.
-            ConfigError: it has another format.
+            DataError: it has another format.
         """
         saved = self._manager.restore(step, args=ocp.args.Composite(about=ocp.args.JsonRestore()))[
             "about"
         ]
         where = self._place(step)
         again = "use the taser_jax version that wrote it"
-        check_version(saved, FORMAT_VERSION, where=where, fix=again, error=ConfigError)
+        check_version(saved, FORMAT_VERSION, where=where, fix=again)
         for name, value in about.items():
             if saved.get(name) != value:
                 problem = f"{name} was {saved.get(name)!r} when this was saved, now {value!r}"
@@ -345,7 +345,8 @@ class Checkpoints:
 
         Raises:
             FingerprintError: the checkpoint was trained with other data or settings.
-            ConfigError: it has another format, or another model's or optimiser's structure.
+            DataError: it has another format.
+            ConfigError: it has another model's or optimiser's structure.
         """
         check_whole(self._directory / f"{PREFIX}_{step}")
         self.check(step=step, about=about)

@@ -18,7 +18,7 @@ from toy_loop import steps_saved
 
 from taser_jax.commands.train import restore_initial_params
 from taser_jax.devices.mesh import MeshConfig, make_mesh
-from taser_jax.storage.errors import ConfigError, FingerprintError, StorageError
+from taser_jax.storage.errors import ConfigError, DataError, FingerprintError, StorageError
 from taser_jax.training.checkpoints import CheckpointConfig, Checkpoints, Selection, absolute_path
 from taser_jax.training.state import TrainState
 
@@ -116,7 +116,7 @@ def test_another_optimiser_is_named(saved):
 
 def test_a_checkpoint_of_another_format_is_refused(saved, monkeypatch):
     monkeypatch.setattr("taser_jax.training.checkpoints.FORMAT_VERSION", 99)
-    with pytest.raises(ConfigError, match=r"(?s)format version 2.*format version 99"):
+    with pytest.raises(DataError, match=r"(?s)format version 2.*format version 99"):
         saved.restore(abstract(make_state()), step=1, about=ABOUT)
 
 

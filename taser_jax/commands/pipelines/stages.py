@@ -28,7 +28,7 @@ from taser_jax.interop.hub import weights_digest
 from taser_jax.storage import artifacts, checksums
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger, phase
-from taser_jax.storage.typed_files import parts_of, to_plain
+from taser_jax.storage.typed_files import parts_of, read_typed, to_plain
 
 FORMAT_VERSION = 2
 FINGERPRINT = ".fingerprint"
@@ -69,8 +69,8 @@ class StageRecord:
 
     name: str
     inputs: Mapping[str, object]
-    outputs: Any
-    seconds: float
+    outputs: Any = None
+    seconds: float = 0.0
 
 
 class Stages:
@@ -139,12 +139,8 @@ class Stages:
 
     def record(self, name: str) -> StageRecord:
         """The record of a finished stage."""
-        path = self._path(name)
-        values = artifacts.read_json(path)
         again = "use a new directory, or the taser_jax version that wrote it"
-        artifacts.check_version(values, FORMAT_VERSION, where=path, fix=again, error=ConfigError)
-        del values["format_version"]
-        return StageRecord(**values)
+        return read_typed(self._path(name), StageRecord, fix=again, version=FORMAT_VERSION)
 
     def finished(self) -> set[str]:
         """Names of the finished stages."""

@@ -137,7 +137,9 @@ def ensemble(
     )
     step = checkpoints.best_step
     assert step is not None
-    params = _restored(checkpoints, step, init_all, placement)
+    shapes = placed(jax.eval_shape(init_all, jax.random.key(0)), placement.replicated)
+    restored = checkpoints.restore_params(shapes, step=step)
+    params = jax.tree.map(lambda leaf: np.asarray(leaf)[: model.members], restored)
     prints = {**vectors.passages.fingerprints, "ensemble": parameters_fingerprint(params)}
     trained = Ensemble(model, params, prints, tuple(vectors.tokenized))
     facts = {"step": step, "steps": steps, "validation": checkpoints.metrics(step)}
@@ -180,15 +182,3 @@ def _validator(
         return {"nll": float(np.mean(losses))}
 
     return validate
-
-
-def _restored(
-    checkpoints: Checkpoints,
-    step: int,
-    init: Callable[[jax.Array], Params],
-    placement: MemberPlacement,
-) -> Params:
-    """The members of a checkpoint, without those added to fill the devices."""
-    shapes = placed(jax.eval_shape(init, jax.random.key(0)), placement.replicated)
-    restored = checkpoints.restore_params(shapes, step=step)
-    return jax.tree.map(lambda leaf: np.asarray(leaf)[: placement.members], restored)

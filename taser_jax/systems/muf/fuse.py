@@ -19,7 +19,7 @@ from taser_jax.commands.ask import Answer
 from taser_jax.commands.evaluate import EvaluationConfig
 from taser_jax.commands.inputs import check_own_passages, read_task_run, run_path, tasks_with
 from taser_jax.commands.search import development_set
-from taser_jax.data.collections.store import PassageStore, QuerySet
+from taser_jax.data.collections.store import PassageStore
 from taser_jax.devices.hosts import first_host_only, writes
 from taser_jax.retrieval import fusion
 from taser_jax.retrieval.passages import Hit
@@ -186,8 +186,14 @@ def fuse(
         write("runs", task, arrays.run, tag=tag)
         if bm25.runs_dir is not None:
             development = store.queries(task, VALIDATION)
-            settled = _choose_alpha(chosen[task], development, store, weighing, evaluation, bm25, k)
-            [alphas[task]] = settled.alphas or ()
+            dense = join(chosen[task], task, VALIDATION, weighing.fusion).run
+            sparse = read_task_run(bm25.runs_dir, development, store)
+            settled = fusion.settle(bm25.config, [(dense, sparse)])
+            with phase(f"choose alpha for {task}"):
+                judged = development_set(
+                    dense, sparse, development, store, bm25.measure, evaluation
+                )
+                alphas[task] = fusion.choose_alpha([judged], k=k, config=settled).alpha
             sparse = read_task_run(bm25.runs_dir, queries, store)
             added = fusion.fuse(arrays.run, sparse, alpha=alphas[task], k=k, config=settled)
             write("runs_bm25", task, added, tag=f"{tag}-bm25")
@@ -235,28 +241,6 @@ def join(
     fingerprints["collection"] = next(iter(prints.values()))["collection"]
     fingerprints["config"] = str(to_plain(config))
     return QueryArrays(FUSED_LISTS, query_ids, arrays, fingerprints, tuple(specialists))
-
-
-def _choose_alpha(
-    specialists: Mapping[str, Specialist],
-    queries: QuerySet,
-    store: PassageStore,
-    weighing: Weighing,
-    evaluation: EvaluationConfig,
-    bm25: AddedBm25,
-    k: int,
-) -> fusion.HybridConfig:
-    """How BM25 is added to a task's lists, with one α: the best on its development queries."""
-    assert bm25.runs_dir is not None
-    developed = join(specialists, queries.task, VALIDATION, weighing.fusion)
-    sparse = read_task_run(bm25.runs_dir, queries, store)
-    with phase(f"choose alpha for {queries.task}"):
-        development = development_set(
-            developed.run, sparse, queries, store, bm25.measure, evaluation
-        )
-        settled = fusion.settle(bm25.config, [(developed.run, sparse)])
-        alpha = fusion.choose_alpha([development], k=k, config=settled).alpha
-    return dataclasses.replace(settled, alphas=(alpha,))
 
 
 def _own(specialists: Iterable[Specialist], task: str) -> int:

@@ -26,7 +26,7 @@ from taser_jax.evaluation.reports import ResultsTable
 from taser_jax.evaluation.results import read_results
 from taser_jax.retrieval.fusion import Weighting
 from taser_jax.storage.artifacts import file_name, fingerprint_json
-from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.errors import ConfigError, check_known
 from taser_jax.storage.progress import logger
 from taser_jax.systems.muf import tables
 from taser_jax.systems.muf.ensemble import ensemble
@@ -395,10 +395,7 @@ def _check(
             fix = f"bind {file_name(name)}/System.tasks = ['...']"
             raise ConfigError(f"specialist {name!r} has no tasks", where="System.tasks", fix=fix)
     for name, system in {**specialists, **joint}.items():
-        if unknown := sorted(set(system.tasks or ()) - tasks.keys()):
-            problem = f"{name!r} is to be trained on {', '.join(unknown)}"
-            fix = f"choose tasks of the token store: {', '.join(tasks)}"
-            raise ConfigError(problem, where="System.tasks", fix=fix)
+        check_known(system.tasks or (), tasks, where=f"System.tasks of {name!r}")
     members = fusion.ensemble.model.members
     if wrong := [size for size in fusion.sizes if not 2 <= size <= members]:
         problem, fix = f"{wrong[0]} members of an ensemble of {members}", f"take 2 to {members}"

@@ -16,7 +16,7 @@ from taser_jax.commands.tokenize import tokenize
 from taser_jax.data.collections.store import write_collection, write_queries
 from taser_jax.devices.hosts import writes
 from taser_jax.storage.artifacts import fingerprint_json, write_json
-from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.records import Passage, Query
 
 
@@ -65,7 +65,7 @@ def test_a_record_killed_while_written_is_no_record(tmp_path):
     path = tmp_path / "stages" / "train.json"
     path.write_text(path.read_text().replace('"format_version": 2', '"format_version": 9'))
     (path.parent / "checksums.txt").unlink()
-    with pytest.raises(ConfigError, match="format version 9"):
+    with pytest.raises(DataError, match="format version 9"):
         stages.run("train", work)
 
 

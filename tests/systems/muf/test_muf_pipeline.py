@@ -171,7 +171,7 @@ def test_a_specialist_joins_a_finished_run(finished, small_world, tmp_path):
         ("pipeline_muf.specialists={'Code': @code/System()}", "two specialists at least"),
         ("pipeline_muf.specialists={'MUF': @a/System(), 'Code': @code/System()}", "that differ"),
         ("code/System.tasks=None", "specialist 'Code' has no tasks"),
-        ("code/System.tasks=['cod']", "'Code' is to be trained on cod"),
+        ("code/System.tasks=['cod']", "System.tasks of 'Code': no task cod"),
         ("Fusion.sizes=(2, 5)", "5 members of an ensemble of 3"),
         ("Fusion.left_out=Nobody", "without 'Nobody' the specialists are Summary, Code"),
         ("Fusion.left_out=Code", "without 'Code' the specialists are Summary"),
