@@ -10,16 +10,13 @@ import dataclasses
 import functools
 import os
 import pathlib
-import pkgutil
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import jax
 import numpy as np
-from jaxtyping import PyTree
 
-from taser_jax.assembly.model_directory import passage_fingerprint
 from taser_jax.data.batches.stream import Texts, TextSource
 from taser_jax.data.token_store.arrays import STATES, CachedStates, StateRows, TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
@@ -76,49 +73,11 @@ class EmbeddedSource:
 
     Attributes:
         passages: the passages, as embeddings.
-        others: what is read of the queries.
+        of_queries: some queries -> what is read of them.
     """
 
     passages: Texts
-    others: TextSource
-
-    def of_queries(self, queries: TokenizedQueries) -> Texts:
-        """These queries as `others` has them."""
-        return self.others.of_queries(queries)
-
-
-def shared_embeddings(
-    directory: str,
-    store: TokenStore,
-    model: DualEncoder,
-    params: Params,
-    *,
-    trainable: PyTree[bool],
-    others: TextSource,
-) -> EmbeddedSource:
-    """Embeddings that trainings and encodings of one tower share, for a training that leaves it.
-
-    Args:
-        directory: folder of the embeddings.
-        store: the passages.
-        model: the model to train.
-        params: its parameters before training.
-        trainable: tree shaped as these; False where training leaves them alone.
-        others: what is read of the queries.
-
-    Raises:
-        ConfigError: the passage tower is trained.
-        DataError: a passage without an embedding.
-        FingerprintError: another tower made them.
-    """
-    name = model.config.tower_name(Role.PASSAGE, None)
-    if any(jax.tree.leaves(trainable[name])):
-        problem = f"{name} is trained, and passages come as embeddings"
-        fix = f"freeze ('{name}/.*', 'freeze') in OptimizerConfig.updates, or drop it"
-        raise ConfigError(problem, where="SHARED_EMBEDDINGS", fix=fix)
-    tower = passage_fingerprint(model.config, params)
-    passages = pkgutil.resolve_name(SHARED_EMBEDDINGS)(directory, store, tower=tower)
-    return EmbeddedSource(passages, others)
+    of_queries: Callable[[TokenizedQueries], Texts]
 
 
 def check_states_can_be_kept(frozen_blocks: int) -> None:

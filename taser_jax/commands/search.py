@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -271,7 +271,22 @@ def hybrid(
             for queries in [store.queries(task, development_split)]
         }
         config = _settled(config, [(runs.dense, runs.sparse) for runs in sets.values()])
-        alphas = _choose(sets, names, measure=measure, k=k, config=config)
+        # A name, the tasks whose sets choose, and those that get the choice.
+        choices: list[tuple[str, Sequence[str], Sequence[str]]] = [("all tasks", list(sets), names)]
+        if config.chosen_for is fusion.ChosenFor.EACH_TASK:
+            if missing := [task for task in names if task not in sets]:
+                problem = f"no development set of {', '.join(missing)}"
+                fix = "set hybrid.alpha, or choose one alpha for all tasks"
+                raise ConfigError(problem, where="hybrid.development_split", fix=fix)
+            choices = [(task, [task], [task]) for task in names]
+        alphas: dict[str, float] = {}
+        for named, by, served in choices:
+            with phase(f"choose alpha for {named}"):
+                choice = fusion.choose_alpha([sets[task] for task in by], k=k, config=config)
+            curve = zip(choice.alphas, choice.metric, strict=True)
+            logger.info("%s by alpha: %s", measure, ", ".join(f"{a}: {m:.4f}" for a, m in curve))
+            logger.info("alpha for %s: %s", named, choice.alpha)
+            alphas |= dict.fromkeys(served, choice.alpha)
     else:
         config = _settled(config, list(runs.values()))
         alphas = dict.fromkeys(names, alpha)
@@ -308,33 +323,3 @@ def _settled(config: fusion.HybridConfig, lists: Sequence[tuple[Run, Run]]) -> f
         chosen = settled.normalization.value
         logger.info("by the dense scores, HybridConfig.normalization = %r", chosen)
     return settled
-
-
-def _choose(
-    sets: Mapping[str, fusion.DevelopmentSet],
-    names: Sequence[str],
-    *,
-    measure: str,
-    k: int,
-    config: fusion.HybridConfig,
-) -> dict[str, float]:
-    """Task -> α: chosen on all sets together, or on each task's own."""
-    missing = [task for task in names if task not in sets]
-    if missing and config.chosen_for is fusion.ChosenFor.EACH_TASK:
-        problem = f"no development set of {', '.join(missing)}"
-        fix = "set hybrid.alpha, or choose one alpha for all tasks"
-        raise ConfigError(problem, where="hybrid.development_split", fix=fix)
-
-    def choose(named: str, chosen: Sequence[fusion.DevelopmentSet]) -> float:
-        with phase(f"choose alpha for {named}"):
-            choice = fusion.choose_alpha(chosen, k=k, config=config)
-        curve = ", ".join(
-            f"{a}: {m:.4f}" for a, m in zip(choice.alphas, choice.metric, strict=True)
-        )
-        logger.info("%s by alpha: %s", measure, curve)
-        logger.info("alpha for %s: %s", named, choice.alpha)
-        return choice.alpha
-
-    if config.chosen_for is fusion.ChosenFor.EACH_TASK:
-        return {task: choose(task, [sets[task]]) for task in names}
-    return dict.fromkeys(names, choose("all tasks", list(sets.values())))

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import pkgutil
 import time
 from collections.abc import Mapping
 
@@ -19,19 +20,21 @@ from taser_jax.assembly.model_directory import (
     VOCABULARY,
     check_vocabulary,
     checkpoint_path,
+    passage_fingerprint,
     read_settings,
     write_run_record,
 )
 from taser_jax.assembly.plans import TrainingConfig
 from taser_jax.assembly.program import TrainingJob, step_cost, training_job, without_frozen
 from taser_jax.assembly.run_record import check_settings, make_writers, settings_of
-from taser_jax.assembly.text_sources import frozen_texts, shared_embeddings
+from taser_jax.assembly.text_sources import SHARED_EMBEDDINGS, EmbeddedSource, frozen_texts
 from taser_jax.assembly.validator import Validator
 from taser_jax.data.batches.stream import TextSource
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices import hosts
 from taser_jax.devices.partitioning import bytes_per_device
 from taser_jax.interop.pretrained import drawn_without, place_pretrained
+from taser_jax.models.batch import Role
 from taser_jax.models.dual_encoder import ModelConfig, Params
 from taser_jax.models.parameters import config_to_json, parameter_count
 from taser_jax.optim.optimizers import trainable
@@ -48,7 +51,7 @@ from taser_jax.training.checkpoints import (
     saved_steps,
     set_aside_damaged,
 )
-from taser_jax.training.state import TrainState, init_state, named_key
+from taser_jax.training.state import init_state, named_key
 
 _TIED = "encoder"
 _QUERY = "query_encoder"
@@ -131,7 +134,12 @@ def train(
             # A run that resumes does not read it.
             if initial_checkpoint and not any(steps):
                 restore_initial_params(initial_checkpoint, abstract_params=job.program.state.params)
-            _trace(job)
+            program = job.program
+            jax.eval_shape(program.train_step, program.state, dict(program.plan.batches))
+            print(program.parameter_table)
+            gib = sum(map(bytes_per_device, jax.tree.leaves(program.state))) / 2**30
+            told = "GiB per device of parameters and optimiser; `taser compile` has the rest"
+            print(f"{gib:.2f} {told}")
             return None
         hosts.first_host_only(set_aside_damaged)(model_dir)
         checkpoints = Checkpoints(model_dir, training.checkpoints)
@@ -147,15 +155,6 @@ def train(
             steps_per_second=result.steps_per_second,
             seconds=time.monotonic() - begin,
         )
-
-
-def _trace(job: TrainingJob) -> None:
-    """Traces the step; prints parameters, and the memory of the state."""
-    program = job.program
-    jax.eval_shape(program.train_step, program.state, dict(program.plan.batches))
-    print(program.parameter_table)
-    gib = sum(map(bytes_per_device, jax.tree.leaves(program.state))) / 2**30
-    print(f"{gib:.2f} GiB per device of parameters and optimiser; `taser compile` has the rest")
 
 
 def _run(
@@ -186,9 +185,13 @@ def _run(
             initialise = drawn_without(job.pretrained, initialise)
         shardings = jax.tree.map(lambda leaf: leaf.sharding, program.state.params)
         state = init_state(initialise, program.optimizer, key, param_shardings=shardings)
-        if not resume_step:
-            state = _start(job, state, initial_checkpoint)
-    params = state.params
+        params = state.params
+        if initial_checkpoint and not resume_step:
+            abstract = program.state.params
+            params = restore_initial_params(initial_checkpoint, abstract_params=abstract)
+        elif job.pretrained is not None and not resume_step:
+            params = place_pretrained(job.pretrained, params=params)
+        state = dataclasses.replace(state, params=params)
     if resume_step and (training.states_dir or job.inputs.shared_embeddings):
         params = checkpoints.restore_params(program.state.params, step=resume_step)
     texts = _texts(job, store, params)
@@ -244,8 +247,12 @@ def _check_goes_on(
 
 
 def _texts(job: TrainingJob, store: TokenStore, params: Params) -> TextSource:
-    """What the model reads: the store's tokens, or documents, states or embeddings for them."""
-    training, program = job.training, job.program
+    """What the model reads: the store's tokens, or documents, states or embeddings for them.
+
+    Raises:
+        ConfigError: the passage tower is trained, and passages come as embeddings.
+    """
+    training, program, config = job.training, job.program, job.program.model.config
     texts: TextSource = store if job.augmentation is None else job.augmentation
     if training.states_dir:
         texts = frozen_texts(
@@ -258,14 +265,14 @@ def _texts(job: TrainingJob, store: TokenStore, params: Params) -> TextSource:
             augmentation=job.augmentation,
         )
     if directory := job.inputs.shared_embeddings:
-        texts = shared_embeddings(
-            directory,
-            store,
-            program.model,
-            params,
-            trainable=trainable(without_frozen(training, program.model.config), params),
-            others=texts,
-        )
+        name = config.tower_name(Role.PASSAGE, None)
+        if any(jax.tree.leaves(trainable(without_frozen(training, config), params)[name])):
+            problem = f"{name} is trained, and passages come as embeddings"
+            fix = f"freeze ('{name}/.*', 'freeze') in OptimizerConfig.updates, or drop it"
+            raise ConfigError(problem, where="SHARED_EMBEDDINGS", fix=fix)
+        tower = passage_fingerprint(config, params)
+        passages = pkgutil.resolve_name(SHARED_EMBEDDINGS)(directory, store, tower=tower)
+        texts = EmbeddedSource(passages, texts.of_queries)
     return texts
 
 
@@ -285,17 +292,6 @@ def _validator(job: TrainingJob, store: TokenStore, texts: TextSource) -> Valida
         texts=texts,
         buckets=training.length_buckets,
     )
-
-
-def _start(job: TrainingJob, state: TrainState, initial_checkpoint: str | None) -> TrainState:
-    """The initial state of a new run: drawn, or from the configured checkpoint."""
-    params = state.params
-    if initial_checkpoint:
-        abstract = job.program.state.params
-        params = restore_initial_params(initial_checkpoint, abstract_params=abstract)
-    elif job.pretrained is not None:
-        params = place_pretrained(job.pretrained, params=params)
-    return dataclasses.replace(state, params=params)
 
 
 def restore_initial_params(

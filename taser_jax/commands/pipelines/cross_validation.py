@@ -79,10 +79,25 @@ def hold_out(
     numbers = fold_numbers([query.text for queries in sets for query in queries], folds)
     ends = np.cumsum([len(queries) for queries in sets])
     emptied: list[str] = []
+    facts = read_metadata(negatives_dir)
     for task, queries, end in zip(tasks, sets, ends, strict=True):
         ids = [query.id for query in queries]
-        held = np.flatnonzero(numbers[end - len(ids) : end] == fold)
-        _without_queries(negatives_dir, root / "negatives", task, ids, set(held.tolist()), store)
+        is_held = numbers[end - len(ids) : end] == fold
+        held = np.flatnonzero(is_held)
+        lines = read_negatives(
+            negatives_dir, task, "train", ids, collection_fingerprint=store.fingerprint
+        )
+        drops = is_held | [line.is_dropped for line in lines]
+        write_negatives(
+            root / "negatives",
+            task,
+            "train",
+            query_ids=ids,
+            rows=[[] if own else line.rows for line, own in zip(lines, is_held, strict=True)],
+            scores=[[] if own else line.scores for line, own in zip(lines, is_held, strict=True)],
+            metadata={name: facts[name] for name in ("collection_fingerprint", "source")},
+            dropped={ids[row] for row in np.flatnonzero(drops)},
+        )
         emptied += [task] if len(held) == len(ids) else []
         if not len(held):
             continue
@@ -105,10 +120,8 @@ def hold_out(
             count = k + (task in own_passage_tasks)
             result = _best(ranking, passages.take(pool).astype(np.float32), pool, count)
         else:
-            is_in_pool = np.isin(run.rows, pool)
-            rows = np.where(is_in_pool, run.rows, NO_ROW)
-            scores = np.where(is_in_pool, run.scores, np.float32(-np.inf))
-            result = top_k(rows, scores, k)
+            scores = np.where(np.isin(run.rows, pool), run.scores, np.float32(-np.inf))
+            result = top_k(run.rows, scores, k)
         cut = best_run(result, run.query_ids, store, task, k, own_passage_tasks)
         write_trec_run(run_path(root / name, task, "train"), cut, ids=store.ids, tag=name)
     write_json(root / _FOLD, {"queries": ranked, "pool": pool.tolist()})
@@ -141,29 +154,6 @@ def _lines(ids: Sequence[str], chosen: Sequence[str]) -> Int64[np.ndarray, " cho
     """Where the chosen ids stand."""
     line_of = {id: line for line, id in enumerate(ids)}
     return np.array([line_of[id] for id in chosen], np.int64)
-
-
-def _without_queries(
-    source: str,
-    target: pathlib.Path,
-    task: str,
-    ids: Sequence[str],
-    held: set[int],
-    store: PassageStore,
-) -> None:
-    """Negatives in which some queries have none and are left out of training."""
-    lines = read_negatives(source, task, "train", ids, collection_fingerprint=store.fingerprint)
-    facts = read_metadata(source)
-    write_negatives(
-        target,
-        task,
-        "train",
-        query_ids=ids,
-        rows=[[] if row in held else line.rows for row, line in enumerate(lines)],
-        scores=[[] if row in held else line.scores for row, line in enumerate(lines)],
-        metadata={name: facts[name] for name in ("collection_fingerprint", "source")},
-        dropped={id for row, id in enumerate(ids) if row in held or lines[row].is_dropped},
-    )
 
 
 @writes("{output_dir}")

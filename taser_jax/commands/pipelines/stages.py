@@ -68,7 +68,7 @@ class StageRecord:
     """
 
     name: str
-    inputs: Mapping[str, object]
+    inputs: dict[str, object]
     outputs: Any = None
     seconds: float = 0.0
 
@@ -131,7 +131,19 @@ class Stages:
         if not self._path(name).exists():
             return inputs, None
         record = self.record(name)
-        self._check_inputs(self._path(name), record.inputs, inputs)
+        # What was set explains a changed artefact, and not the other way round.
+        keys = sorted(record.inputs | inputs, key=lambda key: (FINGERPRINT in key, key))
+        for key in keys:
+            place = key.removesuffix(".weights" if key.endswith(_OF_MIXTURE) else FINGERPRINT)
+            is_here = place != key and place in record.inputs and place in inputs
+            # An artefact in the directory that was not there yet, or has been deleted since.
+            if is_here and not (key in record.inputs and key in inputs):
+                continue
+            before, now = record.inputs.get(key), inputs.get(key)
+            if before != now:
+                problem = f"{key} was {before!r} when this stage ran, now {now!r}"
+                fix = f"choose another directory, or delete {self.directory}"
+                raise ConfigError(problem, where=str(self._path(name)), fix=fix)
         return inputs, record
 
     def _path(self, name: str) -> pathlib.Path:
@@ -145,23 +157,6 @@ class Stages:
     def finished(self) -> set[str]:
         """Names of the finished stages."""
         return {path.stem for path in self._records.glob("*.json")}
-
-    def _check_inputs(
-        self, path: pathlib.Path, recorded: Mapping[str, object], inputs: Mapping[str, object]
-    ) -> None:
-        # What was set explains a changed artefact, and not the other way round.
-        keys = sorted(recorded.keys() | inputs.keys(), key=lambda key: (FINGERPRINT in key, key))
-        for key in keys:
-            place = key.removesuffix(".weights" if key.endswith(_OF_MIXTURE) else FINGERPRINT)
-            is_here = place != key and place in recorded and place in inputs
-            # An artefact in the directory that was not there yet, or has been deleted since.
-            if is_here and not (key in recorded and key in inputs):
-                continue
-            before, now = recorded.get(key), inputs.get(key)
-            if before != now:
-                problem = f"{key} was {before!r} when this stage ran, now {now!r}"
-                fix = f"choose another directory, or delete {self.directory}"
-                raise ConfigError(problem, where=str(path), fix=fix)
 
     def _write(self, record: StageRecord) -> StageRecord:
         content = {"format_version": FORMAT_VERSION, **dataclasses.asdict(record)}

@@ -255,26 +255,14 @@ def quickstart(
         The table that was printed.
     """
     root = pathlib.Path(setting.output_dir)
-    stages = Stages(root)
+    stages, data = Stages(root), {"data_dir": setting.data_dir, "collection": PYDOCS}
     if vocabulary is not None:
         vocabulary = str(fetch(vocabulary))
-    stages.run(
-        "prepare",
-        prepare_pydocs,
-        data_dir=setting.data_dir,
-        collection=PYDOCS,
-        train_queries=train_queries,
-    )
+    stages.run("prepare", prepare_pydocs, **data, train_queries=train_queries)
     if vocabulary is None:
         vocabulary = str(root / "vocabulary")
-        stages.run(
-            "vocab",
-            make_vocabulary,
-            data_dir=setting.data_dir,
-            collection=PYDOCS,
-            output_dir=vocabulary,
-            size=vocabulary_size,
-        )
+        size = vocabulary_size
+        stages.run("vocab", make_vocabulary, **data, output_dir=vocabulary, size=size)
     stages.run(
         "tokenize",
         tokenize,

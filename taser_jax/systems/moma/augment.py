@@ -12,16 +12,16 @@ import numpy as np
 from jaxtyping import Float32
 
 from taser_jax.assembly.data import query_sets
-from taser_jax.assembly.model_directory import LoadedModel, check_vocabulary, load_model
+from taser_jax.assembly.model_directory import check_vocabulary, load_model
 from taser_jax.commands.ask import Answer
 from taser_jax.data.collections.store import PassageStore
-from taser_jax.data.token_store.arrays import Ragged, TokenizedQueries
+from taser_jax.data.token_store.arrays import Ragged
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.hosts import first_host_only, writes
 from taser_jax.models.batch import Role
 from taser_jax.retrieval.encoding import EncodeConfig, encode_rows
 from taser_jax.retrieval.exact import ExactSearcher
-from taser_jax.retrieval.runs import NO_ROW, QueryArrays, SearchResult, among
+from taser_jax.retrieval.runs import QueryArrays, SearchResult, among, top_k
 from taser_jax.retriever import Retriever
 from taser_jax.storage.artifacts import path_from, require_equal, split_path
 from taser_jax.storage.errors import ConfigError
@@ -92,10 +92,15 @@ def augment(
             "settings": json.dumps([k, without_gold_of]),
         }
         with phase(f"augment {name}"):
-            gold = None
+            gold: Sequence[Sequence[int]] | Ragged = [()] * len(queries)
             if without_gold_of is not None and queries.split == "train":
                 gold = mixture.gold(without_gold_of, queries)
-            result = _look_up(model, queries, searcher, k=k, gold=gold, config=config)
+            encode = model.encode_fn(Role.QUERY, task=queries.task)
+            embeddings = encode_rows(encode, queries, np.arange(len(queries)), config=config)
+            deeper = min(k + max(map(len, gold)), len(mixture))
+            found = searcher.search(embeddings, deeper)
+            scores = np.where(among(found.rows, gold), np.float32(-np.inf), found.scores)
+            result = top_k(found.rows, scores, k)
         arrays = {"rows": result.rows, "scores": result.scores}
         QueryArrays(query_documents.KIND, queries.query_ids, arrays, prints).save(own)
         counts[name] = len(queries)
@@ -156,32 +161,6 @@ def check_documents(count: int, available: int) -> None:
         problem = f"{count} documents per query of a mixture of {available}"
         fix = f"set DOCUMENTS to 1 to {available}"
         raise ConfigError(problem, where="DOCUMENTS", fix=fix)
-
-
-def _look_up(
-    model: LoadedModel,
-    queries: TokenizedQueries,
-    searcher: ExactSearcher,
-    *,
-    k: int,
-    gold: Ragged | None,
-    config: EncodeConfig,
-) -> SearchResult:
-    """The best K documents of each query, without its `gold`."""
-    encode = model.encode_fn(Role.QUERY, task=queries.task)
-    embeddings = encode_rows(encode, queries, np.arange(len(queries)), config=config)
-    if gold is None:
-        return searcher.search(embeddings, k)
-    deeper = int(gold.lengths.max(initial=0))
-    result = searcher.search(embeddings, min(k + deeper, searcher.embeddings.shape[0]))
-    is_gold = among(result.rows, gold)
-    order = np.argsort(is_gold, axis=1, kind="stable")[:, :k]
-    rows, scores, is_gold = (
-        np.take_along_axis(array, order, axis=1) for array in (result.rows, result.scores, is_gold)
-    )
-    # Where the mixture has too few others, gold is left at the end: no document.
-    rows = np.where(is_gold, NO_ROW, rows)
-    return SearchResult(rows, np.where(is_gold, np.float32(-np.inf), scores))
 
 
 def ask_augmented(
