@@ -31,28 +31,6 @@ without a command:
 """
 
 
-class Arguments(argparse.Namespace):
-    """A parsed command line, with the flags of every command under their names.
-
-    Attributes:
-        command: a key of COMMANDS.
-        flags: its Gin files and bindings.
-        dry_run: whether to check and print the configuration without computing anything.
-        multihost: whether to join other hosts first.
-        coordinator_timeout: seconds to wait for them.
-        help: whether to print the command's help.
-        no_fsync: whether files replace others before they have reached the disk.
-    """
-
-    command: str
-    flags: GinFlags
-    dry_run: bool
-    multihost: bool
-    coordinator_timeout: int
-    help: bool
-    no_fsync: bool
-
-
 class _Parser(argparse.ArgumentParser):
     """Flags of every command; raises `ConfigError` with a fix, and accepts no abbreviated flags."""
 
@@ -129,11 +107,15 @@ def _binding(text: str) -> tuple[str, str]:
     return name.strip(), value.strip()
 
 
-def parse(argv: Sequence[str]) -> Arguments:
+def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Splits the command line into the command and its flags.
 
     Example:
         `["pipeline", "muf", "--gin.DATA_DIR=data"]` is the command "pipeline muf" with one binding.
+
+    Returns:
+        `command`, a key of COMMANDS; `flags`, its `GinFlags`; and the flags of every command under
+        their names: `dry_run`, `multihost`, `coordinator_timeout`, `help`, `no_fsync`.
 
     Raises:
         ConfigError: an unknown command or flag, with the nearest known one.
@@ -152,9 +134,7 @@ def parse(argv: Sequence[str]) -> Arguments:
         flags.add_argument(flag, dest="bindings", action="append", type=bound)
     for flag, binding in command.switches.items():
         flags.add_argument(flag, dest="bindings", action="append_const", const=binding)
-    arguments, unknown = flags.parse_known_args(
-        [*_spelled_out(argv[len(words) :])], namespace=Arguments()
-    )
+    arguments, unknown = flags.parse_known_args([*_spelled_out(argv[len(words) :])])
     files, bindings = arguments.gin_file, arguments.bindings
     if given:
         bindings = [_argument(command, words, given), *bindings]

@@ -199,11 +199,17 @@ class ResultsTable:
 
     def _compared(self, task: str) -> list[tuple[str, list[list[str]]]]:
         """Title and lines of each comparison that has rows of a task."""
-        names = [result.system for result in self.results]
-        compared = [
-            (each.title, each.lines(names, task, self.measures)) for each in self.comparisons
-        ]
-        return [(title, lines) for title, lines in compared if lines]
+        compared = []
+        for each in self.comparisons:
+            lines = []
+            for system in (result.system for result in self.results):
+                found = [each.queries.get((system, task, name), _NONE) for name in self.measures]
+                if {*found} != {_NONE}:
+                    lines.append([system, *map(str, found)])
+            if lines:
+                title = f"Difference from {each.baseline}, 95% interval and p over queries"
+                compared.append((title, lines))
+        return compared
 
     def _compared_block(self, task: str) -> list[str]:
         """Markdown of the rows that are compared on a task; nothing where none is."""

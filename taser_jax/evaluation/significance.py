@@ -27,7 +27,6 @@ from taser_jax.storage.errors import DataError
 from taser_jax.storage.progress import logger
 
 AVERAGE = "average"
-_NONE = "-"
 _RESAMPLES = 10_000
 # Number of resamples whose weights are held in memory at a time.
 _BLOCK = 256
@@ -72,6 +71,14 @@ class PairedComparison:
     low: float
     high: float
     p_value: float
+
+    def __str__(self) -> str:
+        """The difference and its interval in points, and the p-value."""
+        mean, low, high = (
+            f"{100 * value:+.1f}" for value in (self.difference, self.low, self.high)
+        )
+        p_value = "p < 0.001" if self.p_value < 0.001 else f"p {self.p_value:.3f}"
+        return f"{mean} [{low}, {high}] {p_value}"
 
 
 def bootstrap_over_tasks(
@@ -207,20 +214,6 @@ class Comparisons:
     baseline: str
     queries: Mapping[tuple[str, str, str], PairedComparison]
 
-    @property
-    def title(self) -> str:
-        """What is compared with what."""
-        return f"Difference from {self.baseline}, 95% interval and p over queries"
-
-    def lines(self, systems: Sequence[str], task: str, measures: Sequence[str]) -> list[list[str]]:
-        """Of each system that is compared on a task its name, and its differences in points."""
-        lines = []
-        for system in systems:
-            cells = [_shown(self.queries.get((system, task, name))) for name in measures]
-            if any(cell != _NONE for cell in cells):
-                lines.append([system, *cells])
-        return lines
-
 
 def compare_with_baselines(
     directory: FilePath,
@@ -286,12 +279,3 @@ def _by_task(directory: FilePath, result: SystemResult, split: str) -> dict[str,
     """Task -> values by query, where they were written."""
     paths = {task: per_query_path(directory, result.system, task, split) for task in result.tasks}
     return {task: read_per_query(path) for task, path in paths.items() if path.exists()}
-
-
-def _shown(value: PairedComparison | None) -> str:
-    """The difference and its interval in points, and the p-value."""
-    if value is None:
-        return _NONE
-    points = [f"{100 * number:+.1f}" for number in (value.difference, value.low, value.high)]
-    p_value = "p < 0.001" if value.p_value < 0.001 else f"p {value.p_value:.3f}"
-    return f"{points[0]} [{points[1]}, {points[2]}] {p_value}"
