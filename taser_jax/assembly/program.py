@@ -33,9 +33,8 @@ from taser_jax.optim.median import MedianOver, check_median
 from taser_jax.optim.multitask import Combiner, build_multitask_optimizer, reads_task_gradients
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger
-from taser_jax.training.multitask_step import TaskGradients, make_multitask_step
 from taser_jax.training.state import TrainState, init_state, parameter_table, state_shardings
-from taser_jax.training.step import TrainStep, make_train_step
+from taser_jax.training.step import TaskGradients, TrainStep, make_train_step
 from taser_jax.training.watch import StepCost
 
 
@@ -112,12 +111,11 @@ def make_program(
     state = jax.eval_shape(lambda key: init_state(initialise, optimizer, key), jax.random.key(0))
     state = placed(state, state_shardings(state, shardings))
     own = jax.tree.map(lambda leaf: leaf.sharding, state)
-    make_step: Callable[..., TrainStep] = make_train_step
-    if plan.tasks is not None:
-        make_step = functools.partial(make_multitask_step, tasks=plan.tasks, gradients=gradients)
-    train_step = make_step(
+    train_step = make_train_step(
         model,
         optimizer,
+        tasks=plan.tasks,
+        gradients=gradients,
         objective=training.objective.for_model(
             dim=model.config.embedding_dim, normalization=model.config.normalization
         ),
