@@ -19,8 +19,6 @@ from typing import Any
 
 from taser_jax.storage.typed_files import BUILDERS, is_enum
 
-# Commands of two words, by their first.
-GROUPS = {"pipeline": "run several stages"}
 _SEQUENCES = (Sequence, list, tuple)
 _MAPPINGS = (Mapping, dict)
 

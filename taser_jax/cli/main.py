@@ -19,7 +19,7 @@ from typing import Any
 from taser_jax import __version__
 from taser_jax.cli import configuration
 from taser_jax.cli.command_line import command_help, overview, parse
-from taser_jax.cli.command_table import GROUPS, load
+from taser_jax.cli.command_table import load
 from taser_jax.cli.gin_files import show_gin
 from taser_jax.storage import errors, progress, publishing
 from taser_jax.storage.progress import logger
@@ -99,7 +99,7 @@ def run(argv: Sequence[str]) -> int:
         if argv[0] == "--show_gin":
             show_gin(*argv[1:2])
             return 0
-        if argv[0] in GROUPS and argv[1:] in (["--help"], ["-h"]):
+        if argv[0] == "pipeline" and argv[1:] in (["--help"], ["-h"]):
             print(overview(argv[0]))
             return 0
         arguments = parse(argv)

@@ -35,6 +35,12 @@ def named_key(seed: int, name: str) -> jax.Array:
     return jax.random.fold_in(jax.random.key(seed), int.from_bytes(digest[:4], "little"))
 
 
+def named_seed(seed: int, name: str) -> int:
+    """The seed of one part, such as a task, under one seed; the order of parts does not matter."""
+    digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
+    return int.from_bytes(digest[:4], "little") >> 1
+
+
 Params: TypeAlias = PyTree
 """A nested dictionary of arrays, as Flax makes it."""
 

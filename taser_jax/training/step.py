@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -25,7 +24,13 @@ from taser_jax.optim.task_gradients import Report, find_report
 from taser_jax.storage.errors import ConfigError
 from taser_jax.training.batch_loss import Loss, make_loss
 from taser_jax.training.objective import Objective, StepMetrics
-from taser_jax.training.state import Params, SkippedSteps, TrainState, named_key
+from taser_jax.training.state import (
+    Params,
+    SkippedSteps,
+    TrainState,
+    named_key,
+    named_seed,
+)
 
 _TASK_METRICS = ("nll", "accuracy", "mrr")
 
@@ -91,7 +96,7 @@ def make_train_step(
     Raises:
         ConfigError: (when a step is called) batches of other tasks.
     """
-    seeds = [seed] if tasks is None else [task_seed(seed, task) for task in tasks]
+    seeds = [seed] if tasks is None else [named_seed(seed, f"task {task}") for task in tasks]
     loss_fns = [
         make_loss(model, objective=objective, num_chunks=num_chunks, seed=own) for own in seeds
     ]
@@ -128,12 +133,6 @@ def make_train_step(
     return TrainStep(
         train_step, query_tasks=model.query_tasks, tasks=tasks, state_shardings=state_shardings
     )
-
-
-def task_seed(seed: int, task: str) -> int:
-    """The seed of one task's dropout and routing draws; by name, so that order does not matter."""
-    digest = hashlib.sha256(f"{seed} task {task}".encode()).digest()
-    return int.from_bytes(digest[:4], "little") >> 1
 
 
 def _after(

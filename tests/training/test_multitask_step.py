@@ -14,8 +14,14 @@ from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer
 from taser_jax.optim.tsage import TSageConfig
 from taser_jax.storage.errors import ConfigError
 from taser_jax.training.batch_loss import make_loss
-from taser_jax.training.multitask_step import TaskGradients, make_multitask_step, task_seed
-from taser_jax.training.state import TrainState, init_state, named_key, state_shardings
+from taser_jax.training.multitask_step import TaskGradients, make_multitask_step
+from taser_jax.training.state import (
+    TrainState,
+    init_state,
+    named_key,
+    named_seed,
+    state_shardings,
+)
 from taser_jax.training.step import make_train_step
 
 # A router's noise is left to tell draws apart.
@@ -55,7 +61,7 @@ def default_step():
 
 def entropy_of(task):
     """Routing's entropy in the first step's batch of a task."""
-    loss_fn = make_loss(MODEL, seed=task_seed(3, task))
+    loss_fn = make_loss(MODEL, seed=named_seed(3, f"task {task}"))
     loss = functools.partial(loss_fn, batch=BATCHES[task], step=jnp.int32(0), task=task)
     return float(jax.jit(loss)(fresh(build()).params)[1]["routing/entropy"])
 
@@ -98,7 +104,7 @@ def test_the_combiner_gets_each_tasks_gradients_with_its_loss_and_the_steps_key(
     params = expected = fresh(optimizer).params
     rate = 0.1 * jax.random.uniform(jax.random.fold_in(named_key(3, "optimizer"), 0))
     for task in TASKS:
-        loss_fn = make_loss(MODEL, seed=task_seed(3, task))
+        loss_fn = make_loss(MODEL, seed=named_seed(3, f"task {task}"))
         objective = functools.partial(loss_fn, batch=BATCHES[task], step=jnp.int32(0), task=task)
         (loss, _), grads = jax.jit(jax.value_and_grad(objective, has_aux=True))(params)
         expected = jax.tree.map(lambda p, g, loss=loss: p - rate * loss * g, expected, grads)
@@ -108,7 +114,7 @@ def test_the_combiner_gets_each_tasks_gradients_with_its_loss_and_the_steps_key(
 
 
 def test_every_seed_and_task_has_draws_of_its_own():
-    assert len({task_seed(seed, task) for seed in (0, 1) for task in TASKS}) == 6
+    assert len({named_seed(seed, f"task {task}") for seed in (0, 1) for task in TASKS}) == 6
 
 
 def adam(state):

@@ -29,9 +29,8 @@ from taser_jax.systems.muf.members import (
     EnsembleConfig,
     MemberPlacement,
     apply_members,
-    member_seed,
 )
-from taser_jax.training.state import Params
+from taser_jax.training.state import Params, named_seed
 
 KIND = "ensemble"
 _VERSION = 1
@@ -157,7 +156,7 @@ class EnsembleBatches:
         here = sorted(
             member for part in parts if part for member in range(placement.padded)[part[0]]
         )
-        self._streams = [stream.reseeded(member_seed(seed, member)) for member in here]
+        self._streams = [stream.reseeded(named_seed(seed, f"member {member}")) for member in here]
         self._members = placement.padded
 
     def iterate(self, start_step: int, stop_step: int) -> Iterator[tuple[int, EnsembleBatch]]:

@@ -7,7 +7,6 @@ ensemble have a leading axis of members.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import itertools
 import math
 from collections.abc import Callable
@@ -178,12 +177,6 @@ class MemberPlacement:
         split = self.split
         skipped = SkippedSteps(split, split)
         return TrainState(self.replicated, params=split, opt_state=split, skipped=skipped)
-
-
-def member_seed(seed: int, member: int) -> int:
-    """The seed of one member's batches."""
-    digest = hashlib.sha256(f"{seed} member {member}".encode()).digest()
-    return int.from_bytes(digest[:4], "little") >> 1
 
 
 def init_ensemble_state(

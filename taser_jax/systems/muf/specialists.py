@@ -13,7 +13,7 @@ from jaxtyping import Float, Float32
 from msgspec import Meta
 
 from taser_jax.commands.evaluate import EvaluationConfig, Judge, judge_run
-from taser_jax.commands.inputs import own_rows
+from taser_jax.commands.search import best_run
 from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.retrieval import runs
 from taser_jax.retrieval.embeddings import Embeddings, QueryEmbeddings
@@ -137,14 +137,12 @@ class Specialist:
     def lists(self, task: str, split: str) -> runs.Run:
         """Its list for each query; searched once."""
         queries = self.queries(task, split)
-        drops = task in self.own_passage_tasks
 
         def search() -> dict[str, np.ndarray]:
-            result = self.search(self.vectors(task, split), more=drops)
-            if drops:
-                own = own_rows(self.store, queries.query_ids)
-                result = runs.without_own(result, own, self.weighing.depth)
-            return {"rows": result.rows, "scores": result.scores}
+            result = self.search(self.vectors(task, split), more=task in self.own_passage_tasks)
+            ids, depth = queries.query_ids, self.weighing.depth
+            run = best_run(result, ids, self.store, task, depth, self.own_passage_tasks)
+            return {"rows": run.rows, "scores": run.scores}
 
         return self._computed_once(runs.LISTS, "lists", task, split, {}, search).run
 

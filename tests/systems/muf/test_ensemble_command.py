@@ -19,7 +19,8 @@ from taser_jax.retrieval.embeddings import Embeddings
 from taser_jax.storage.errors import ConfigError, DataError, FingerprintError, Preempted
 from taser_jax.systems.muf.ensemble import ensemble
 from taser_jax.systems.muf.ensemble_files import Ensemble, EnsembleTraining, SpecialistVectors
-from taser_jax.systems.muf.members import EnsembleConfig, member_seed
+from taser_jax.systems.muf.members import EnsembleConfig
+from taser_jax.training.state import named_seed
 
 TRAINING = EnsembleTraining(
     model=EnsembleConfig(members=3, hidden_dims=(16,)),
@@ -111,7 +112,7 @@ def test_batches_are_the_members_own(embeddings_dir, store):
     vectors = SpecialistVectors.read(embeddings_dir, store, tasks=["first"], split="train")
     queries = store.queries("first", "train")
     stream = vectors.stream(store, TRAINING.batching)
-    seeds = [member_seed(0, member) for member in range(2)]
+    seeds = [named_seed(0, f"member {member}") for member in range(2)]
     batch = vectors.batch([stream.reseeded(seed) for seed in seeds], step=9)
     encoded = vectors.queries["first"]
     passages = Embeddings(embeddings_dir)
