@@ -104,7 +104,21 @@ def make_program(
     copied = copied_axes(partitioner.mesh, axes, params)
     for message in copied:
         logger.warning("%s", message)
-    optimizer, gradients = _optimizer(training, params, plan)
+    steps, gradients = training.loop.train_steps, TaskGradients.SUMMED
+    trained = optimizers.trainable(training.optimizer, params)
+    if training.multitask is None or plan.tasks is None:
+        optimizer = optimizers.build_optimizer(training.optimizer, params, total_steps=steps)
+    else:
+        combiner = training.multitask.combiner
+        if combiner.combiner is Combiner.TSAGE and combiner.tsage.median_over is MedianOver.ALL:
+            tokens = {task: batch.tokens for task, batch in plan.batches.items()}
+            check_median(params, tokens=tokens, trainable=trained)
+        optimizer = build_multitask_optimizer(
+            combiner, training.optimizer, params, tasks=plan.tasks, total_steps=steps
+        )
+        # A task axis costs one gradient's memory per task, so the naive sum does without.
+        if reads_task_gradients(combiner):
+            gradients = TaskGradients.STACKED
     initialise = functools.partial(
         init_params, model, query_length=query_length, passage_length=passage_length
     )
@@ -121,8 +135,8 @@ def make_program(
         ),
         num_chunks=training.num_chunks,
         seed=training.seed,
-        schedule=optimizers.build_schedule(training.optimizer, training.loop.train_steps),
-        trainable=optimizers.trainable(training.optimizer, params),
+        schedule=optimizers.build_schedule(training.optimizer, steps),
+        trainable=trained,
         state_shardings=own,
     )
     return Program(
@@ -161,26 +175,6 @@ def without_frozen(training: TrainingConfig, config: ModelConfig) -> optimizers.
     frozen = config.frozen_parameters(blocks)
     updates = ((frozen, optimizers.Update.FREEZE), (f"(?!{frozen}$).*", optimizers.Update.TRAIN))
     return dataclasses.replace(optimizer, updates=updates)
-
-
-def _optimizer(
-    training: TrainingConfig, params: Params, plan: BatchPlan
-) -> tuple[optax.GradientTransformationExtraArgs, TaskGradients]:
-    """The optax chain, and how it takes the gradients of several tasks."""
-    steps = training.loop.train_steps
-    if training.multitask is None or plan.tasks is None:
-        chain = optimizers.build_optimizer(training.optimizer, params, total_steps=steps)
-        return chain, TaskGradients.SUMMED
-    combiner = training.multitask.combiner
-    if combiner.combiner is Combiner.TSAGE and combiner.tsage.median_over is MedianOver.ALL:
-        tokens = {task: batch.tokens for task, batch in plan.batches.items()}
-        trainable = optimizers.trainable(training.optimizer, params)
-        check_median(params, tokens=tokens, trainable=trainable)
-    chain = build_multitask_optimizer(
-        combiner, training.optimizer, params, tasks=plan.tasks, total_steps=steps
-    )
-    # A task axis costs one gradient's memory per task, so the naive sum does without.
-    return chain, TaskGradients.STACKED if reads_task_gradients(combiner) else TaskGradients.SUMMED
 
 
 def step_cost(program: Program) -> StepCost:

@@ -232,8 +232,8 @@ def _of_task(facts: Mapping[str, object], name: str, task: str | None) -> Any:
     return value[task]
 
 
-class JsonlWriter:
-    """One JSON object per line: `{"step": 20, "train/loss": 3.1, ...}`.
+def jsonl_writer(path: epath.PathLike, *, resume_step: int = 0) -> MetricWriter:
+    """Writes one JSON object per line: `{"step": 20, "train/loss": 3.1, ...}`.
 
     A resumed run removes the lines of steps that it will repeat, so each step occurs once. Objects
     in a bucket cannot be appended to, so each line rewrites the whole file there.
@@ -242,19 +242,18 @@ class JsonlWriter:
         path: the file, local or gs://; created with its folder.
         resume_step: lines of later steps are removed.
     """
+    kept = _lines_up_to(epath.Path(path), resume_step) if epath.Path(path).exists() else None
+    if kept is not None and not is_remote(path):
+        write_text(path, kept, recorded=False)
+    file = _appended(path)
+    if is_remote(path):
+        file.write((kept or "").encode())
 
-    def __init__(self, path: epath.PathLike, *, resume_step: int = 0) -> None:
-        kept = _lines_up_to(epath.Path(path), resume_step) if epath.Path(path).exists() else None
-        if kept is not None and not is_remote(path):
-            write_text(path, kept, recorded=False)
-        self._file = _appended(path)
-        if is_remote(path):
-            self._file.write((kept or "").encode())
+    def write(step: int, scalars: Mapping[str, float]) -> None:
+        file.write(json.dumps({"step": step, **scalars}).encode() + b"\n")
+        file.flush()
 
-    def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Appends one line."""
-        self._file.write(json.dumps({"step": step, **scalars}).encode() + b"\n")
-        self._file.flush()
+    return write
 
 
 def _lines_up_to(path: epath.Path, step: int) -> str:
@@ -269,34 +268,31 @@ def _lines_up_to(path: epath.Path, step: int) -> str:
     return lines
 
 
-class EventWriter:
+def event_writer(folder: epath.PathLike) -> MetricWriter:
     """Writes TensorBoard's event files with its own record writer, which needs no TensorFlow.
 
     Args:
         folder: the files' folder, local or gs://; created where absent.
     """
+    from tensorboard.compat.proto import event_pb2, summary_pb2
+    from tensorboard.summary.writer import record_writer
 
-    def __init__(self, folder: epath.PathLike) -> None:
-        from tensorboard.compat.proto import event_pb2, summary_pb2
-        from tensorboard.summary.writer import record_writer
+    # TensorBoard reads the files of a folder in the order of their names.
+    name = f"events.out.tfevents.{time.time_ns():020d}.{socket.gethostname()}"
+    records = record_writer.RecordWriter(_appended(epath.Path(folder) / name))
 
-        self._event, self._summary = event_pb2.Event, summary_pb2.Summary
-        # TensorBoard reads the files of a folder in the order of their names.
-        name = f"events.out.tfevents.{time.time_ns():020d}.{socket.gethostname()}"
-        self._records = record_writer.RecordWriter(_appended(epath.Path(folder) / name))
-        self._add(self._event(wall_time=time.time(), file_version="brain.Event:2"))
+    def add(**content: object) -> None:
+        event = event_pb2.Event(wall_time=time.time(), **content)
+        records.write(event.SerializeToString())
 
-    def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Adds one event with all scalars."""
-        values = [
-            self._summary.Value(tag=name, simple_value=value) for name, value in scalars.items()
-        ]
-        summary = self._summary(value=values)
-        self._add(self._event(wall_time=time.time(), step=step, summary=summary))
-        self._records.flush()
+    def write(step: int, scalars: Mapping[str, float]) -> None:
+        value_of = summary_pb2.Summary.Value
+        values = [value_of(tag=name, simple_value=value) for name, value in scalars.items()]
+        add(step=step, summary=summary_pb2.Summary(value=values))
+        records.flush()
 
-    def _add(self, event: Any) -> None:
-        self._records.write(event.SerializeToString())
+    add(file_version="brain.Event:2")
+    return write
 
 
 def _appended(path: epath.PathLike) -> IO[bytes]:
@@ -324,11 +320,9 @@ def make_writers(
     if not is_first_process:
         return ()
     model_dir = epath.Path(model_dir)
-    writers: list[MetricWriter] = [
-        JsonlWriter(model_dir / "metrics.jsonl", resume_step=resume_step)
-    ]
+    lines = jsonl_writer(model_dir / "metrics.jsonl", resume_step=resume_step)
     try:
-        writers.append(EventWriter(model_dir / "train"))
+        return lines, event_writer(model_dir / "train")
     except ImportError:
         logger.info("tensorboard is not installed: metrics go to metrics.jsonl only")
-    return writers
+        return (lines,)

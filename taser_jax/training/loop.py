@@ -25,12 +25,8 @@ Step = Callable[[TrainState, BatchT], tuple[TrainState, dict[str, jax.Array]]]
 """(state, batch of a step from `Batches`) -> (state, metrics)."""
 
 
-@runtime_checkable
-class MetricWriter(Protocol):
-    """What the loop asks of a metric writer."""
-
-    def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Records scalars of one step, durably."""
+MetricWriter = Callable[[int, Mapping[str, float]], None]
+"""Records scalars of one step, durably."""
 
 
 @runtime_checkable
@@ -207,8 +203,8 @@ def train(
                     lines |= {f"validation/{name}": value for name, value in validation.items()}
                     if jax.process_index() == 0:
                         bar.write(_validation_line(step, validation))
-                for writer in writers:
-                    writer.write_scalars(step, lines)
+                for write in writers:
+                    write(step, lines)
             if saves:
                 skips.check()
                 with meter.pause():

@@ -9,13 +9,13 @@ from unittest import mock
 import pytest
 from etils import epath
 
-from taser_jax.assembly.run_record import JsonlWriter, make_writers
+from taser_jax.assembly.run_record import jsonl_writer, make_writers
 
 
 def write(path, steps, *, resume_step=0, value=1.0):
-    writer = JsonlWriter(path, resume_step=resume_step)
+    write_line = jsonl_writer(path, resume_step=resume_step)
     for step in steps:
-        writer.write_scalars(step, {"train/loss": value})
+        write_line(step, {"train/loss": value})
 
 
 def read(path):
@@ -49,7 +49,7 @@ def test_a_kill_while_it_is_shortened_loses_nothing(tmp_path, monkeypatch):
     write(path, [1, 2, 3])
     monkeypatch.setattr(os, "replace", mock.Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
-        JsonlWriter(path, resume_step=2)
+        jsonl_writer(path, resume_step=2)
     assert read(path) == [(1, 1.0), (2, 1.0), (3, 1.0)]
 
 
@@ -62,7 +62,8 @@ def test_without_tensorboard_there_is_jsonl_alone(tmp_path, monkeypatch, caplog)
     monkeypatch.setitem(sys.modules, "tensorboard.summary.writer", None)
     with caplog.at_level("INFO", logger="taser"):
         (writer,) = make_writers(tmp_path, resume_step=0, is_first_process=True)
-    assert isinstance(writer, JsonlWriter)
+    writer(1, {})
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1}\n'
     assert "tensorboard is not installed" in caplog.text
 
 
@@ -70,7 +71,7 @@ def test_tensorboard_gets_the_same_scalars(tmp_path):
     writers = make_writers(tmp_path, resume_step=0, is_first_process=True)
     assert len(writers) == 2
     for writer in writers:
-        writer.write_scalars(3, {"train/loss": 0.5})
+        writer(3, {"train/loss": 0.5})
     assert read(tmp_path / "metrics.jsonl") == [(3, 0.5)]
     # TensorBoard's own reader.
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -84,7 +85,7 @@ def test_tensorflow_is_not_imported_for_tensorboard(tmp_path):
     program = (
         "import sys; from taser_jax.assembly.run_record import make_writers; "
         f"writers = make_writers({str(tmp_path)!r}, resume_step=0, is_first_process=True); "
-        "writers[1].write_scalars(1, dict(loss=1.0)); "
+        "writers[1](1, dict(loss=1.0)); "
         "sys.exit('tensorflow' in sys.modules or 'torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from tiny_models import tiny_batch
 
-from taser_jax.assembly.run_record import JsonlWriter
+from taser_jax.assembly.run_record import jsonl_writer
 from taser_jax.models.batch import Batch, Tokens
 from taser_jax.training import loop
 from taser_jax.training.checkpoints import CheckpointConfig, Checkpoints, Selection
@@ -101,7 +101,7 @@ def initial_state() -> TrainState:
 
 def run(directory, config, *, batches=None, train_step=toy_step, validate=None):
     checkpoints = Checkpoints(directory, CheckpointConfig(keep_latest=20, selection=Selection.NLL))
-    lines = JsonlWriter(directory / "metrics.jsonl", resume_step=checkpoints.latest_step or 0)
+    lines = jsonl_writer(directory / "metrics.jsonl", resume_step=checkpoints.latest_step or 0)
     try:
         return loop.train(
             initial_state(),

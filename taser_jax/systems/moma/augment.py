@@ -256,7 +256,7 @@ def documents_shown(
             [memory], [row] = mixture.places(rows[[place]])
             passage, share = stores[memory][int(row)], 100 * weights[place] / whole
             text = textwrap.shorten(f"{passage.title}: {passage.text}", 90, placeholder=" ...")
-            name = mixture.names[memory]
+            name = mixture.manifest.names[memory]
             lines.append(f"   {share:3.0f}%  {name}  [{scores[place]:.2f}]  {text}")
         by_query.append(lines)
     return by_query

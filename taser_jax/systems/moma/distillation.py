@@ -140,9 +140,9 @@ def attention_shares(
     present = documents >= 0
     memory, _ = mixture.places(documents[present])
     relevant = among(documents, gold)
-    is_gold = (memory == mixture.names.index(SOURCE)) & relevant[present]
-    memory = np.where(is_gold, len(mixture.names), memory)
-    names = [f"{name}, other" if name == SOURCE else name for name in mixture.names]
+    is_gold = (memory == mixture.manifest.names.index(SOURCE)) & relevant[present]
+    memory = np.where(is_gold, len(mixture.manifest.names), memory)
+    names = [f"{name}, other" if name == SOURCE else name for name in mixture.manifest.names]
     names.append(f"{SOURCE}, relevant")
 
     def shares(values: Float[np.ndarray, " documents"]) -> dict[str, float]:

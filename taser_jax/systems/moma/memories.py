@@ -171,11 +171,6 @@ class Mixture:
         return {**self.manifest.fingerprints, "mixture": self.manifest.fingerprint}
 
     @property
-    def names(self) -> list[str]:
-        """Names of the memories."""
-        return self.manifest.names
-
-    @property
     def length(self) -> int:
         """Tokens that documents are padded to."""
         return max(store.metadata.passage_length for store in self.stores)
@@ -200,10 +195,11 @@ class Mixture:
             ConfigError: there is no memory of that name.
             FingerprintError: it is another collection than that of the queries.
         """
-        fix = f"name the memory of the queries' positives: {', '.join(self.names)}"
-        if source not in self.names:
+        names = self.manifest.names
+        fix = f"name the memory of the queries' positives: {', '.join(names)}"
+        if source not in names:
             raise ConfigError(f"there is no memory {source!r}", where="without_gold_of", fix=fix)
-        number, positives = self.names.index(source), queries.positives
+        number, positives = names.index(source), queries.positives
         collection = {"collection": self.stores[number].metadata.collection_fingerprint}
         own = {"collection": queries.collection_fingerprint}
         artifacts.require_equal(f"memory {source!r}", collection, own, fix)

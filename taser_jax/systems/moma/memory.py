@@ -230,7 +230,7 @@ def memory(
     for each in mixture.manifest.memories:
         print(f"{each.name}: {each.documents:,} documents of collection {each.collection}")
     print(f"together {len(mixture):,} different documents")
-    return mixture.names
+    return mixture.manifest.names
 
 
 def _given(action: MemoryAction, **values: str | None) -> dict[str, str]:

@@ -10,7 +10,7 @@ import enum
 import functools
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Float
@@ -171,11 +171,13 @@ def fuse(
     for task in names:
         queries, weigh = store.queries(task, split), None
         if oracle is not None:
+            members_of = (specialist.ensemble for specialist in chosen[task].values())
+            trained_on_it = (n for n, own in enumerate(members_of) if own and task in own.tasks)
             weigh = functools.partial(
                 oracle_weights,
                 queries=queries,
                 store=store,
-                own=_own(chosen[task].values(), task),
+                own=next(trained_on_it, 0),
                 config=weighing.fusion,
                 search=oracle,
                 evaluation=evaluation,
@@ -241,12 +243,6 @@ def join(
     fingerprints["collection"] = next(iter(prints.values()))["collection"]
     fingerprints["config"] = str(to_plain(config))
     return QueryArrays(FUSED_LISTS, query_ids, arrays, fingerprints, tuple(specialists))
-
-
-def _own(specialists: Iterable[Specialist], task: str) -> int:
-    """Number of the first specialist that was trained on a task; 0 where none was."""
-    ensembles = enumerate(specialist.ensemble for specialist in specialists)
-    return next((place for place, own in ensembles if own and task in own.tasks), 0)
 
 
 def _of_task(opened: Mapping[str, Specialist], task: str, domain: Domain) -> dict[str, Specialist]:

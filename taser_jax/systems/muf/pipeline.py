@@ -222,9 +222,6 @@ def _fuse_and_evaluate(
     parameters: int,
     read: Sequence[str],
     output_dir: str,
-    data_dir: str,
-    collection: str,
-    tasks: Sequence[str],
     evaluation: EvaluationConfig,
     **options: Any,
 ) -> FusionSummary:
@@ -234,17 +231,13 @@ def _fuse_and_evaluate(
     stage depends.
     """
     del read
-    shared: dict[str, Any] = {
-        "output_dir": output_dir,
-        "data_dir": data_dir,
-        "collection": collection,
-        "tasks": tasks,
-    }
-    summary = fuse(evaluation=evaluation, **shared, **options)
+    summary = fuse(output_dir=output_dir, evaluation=evaluation, **options)
+    shared = {name: options[name] for name in ("data_dir", "collection", "tasks")}
     alphas = ", ".join(f"{task} {alpha:g}" for task, alpha in summary.alphas.items())
     for name, folder in folders.items():
         evaluate(
             runs_dir=str(pathlib.Path(output_dir) / folder),
+            output_dir=output_dir,
             system=name,
             config=evaluation,
             parameters=parameters,

@@ -306,7 +306,11 @@ def test_a_pipeline_looks_up_in_the_memories_it_names_alone(world, tmp_path):
             **places,
         )["encoded"]
         looked_up = read_lookup(places["output_dir"], "first", "train")
-        return Mixture.open(places["memory_dir"]).names, encoded, looked_up.run.rows.shape[1]
+        return (
+            Mixture.open(places["memory_dir"]).manifest.names,
+            encoded,
+            looked_up.run.rows.shape[1],
+        )
 
     both = look_up_in("source", "more")
     assert both == (["source", "more"], {"source": 48, "more": 12}, 60)

@@ -95,7 +95,7 @@ def test_episodes_on_two_memories(small_world, tmp_path, capsys):
     assert len(list((output_dir / "memories").iterdir())) == 3
     lookup = load_model(output_dir / "episode-2-lookup" / "model")
     mixture = Mixture.open(output_dir / "memories" / lookup.passage_fingerprint[:16])
-    assert mixture.names == ["source", "terms"]
+    assert mixture.manifest.names == ["source", "terms"]
     record = json.loads((output_dir / "stages" / "episode-2-distil.json").read_text())
     for shares in record["outputs"]["attention"]:
         assert sum(shares["attention"].values()) == pytest.approx(1, abs=1e-5)
