@@ -173,7 +173,12 @@ def evaluate(
         if any(name in scored.values for scored in evaluations.values())
     ]
     write_table(output_dir, by_task=measures[-1], split=split, significance=significance)
-    _log_averages(system, evaluations, measures)
+    averages = {name: metrics.group_averages(evaluations.values(), name) for name in measures}
+    means = ", ".join(f"{name} {macro:.4f}" for name, (macro, _) in averages.items())
+    logger.info("%s: %s (macro: mean over %d tasks)", system, means, len(evaluations))
+    if len(evaluations) > 1:
+        pooled = ", ".join(f"{name} {micro:.4f}" for name, (_, micro) in averages.items())
+        logger.info("%s: %s (micro: all queries pooled)", system, pooled)
     logger.info("table of all systems: %s", pathlib.Path(output_dir) / "table.md")
     return result
 
@@ -195,18 +200,6 @@ def check_complete(run: Run, *, where: str) -> None:
         )
     if lacking:
         logger.warning("%s: %s and count as zero", where, told)
-
-
-def _log_averages(
-    system: str, evaluations: Mapping[str, metrics.Evaluation], measures: Sequence[str]
-) -> None:
-    """Logs macro and, for several tasks, micro averages of each measure over the tasks with it."""
-    averages = {name: metrics.group_averages(evaluations.values(), name) for name in measures}
-    means = ", ".join(f"{name} {macro:.4f}" for name, (macro, _) in averages.items())
-    logger.info("%s: %s (macro: mean over %d tasks)", system, means, len(evaluations))
-    if len(evaluations) > 1:
-        pooled = ", ".join(f"{name} {micro:.4f}" for name, (_, micro) in averages.items())
-        logger.info("%s: %s (micro: all queries pooled)", system, pooled)
 
 
 def judge_run(

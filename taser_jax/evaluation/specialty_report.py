@@ -129,8 +129,11 @@ def to_markdown(findings: Findings, *, measured: str) -> str:
             [
                 [checkpoint.model, checkpoint.step, f"{total.size:,}"]
                 + [_percent(total.share(kind)) for kind in specialty.Specialty]
-                + [f"{total.mean_entropy:.3f}", *_of_noise(checkpoint.noise)]
+                + [f"{total.mean_entropy:.3f}"]
+                + ["-" if noise is None else _percent(noise.share(specialty.Specialty.SPECIFIC))]
+                + ["-" if noise is None else f"{noise.mean_entropy:.3f}"]
                 for checkpoint, total in totals
+                for noise in [checkpoint.noise]
             ],
         ),
         "## Tasks",
@@ -172,13 +175,6 @@ def commitment_table(commitments: Mapping[str, Sequence[Commitment]]) -> str:
             for earlier, later in dict.fromkeys((earlier, later) for _, earlier, later in cells)
         ],
     )
-
-
-def _of_noise(counts: specialty.LeafCounts | None) -> list[str]:
-    if counts is None:
-        return ["-", "-"]
-    share = counts.share(specialty.Specialty.SPECIFIC)
-    return [_percent(share), f"{counts.mean_entropy:.3f}"]
 
 
 def _percent(share: float) -> str:

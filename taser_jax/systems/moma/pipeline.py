@@ -95,7 +95,9 @@ def _alternate(
     documents = None if lookup is None else run.look_up(lookup)
     for number, training in trainings.items():
         label = f"{kind.prefix}episode-{number}"
-        end = run.train_end(label, training, end, documents)
+        # f_t, from f_t−1's checkpoint and negatives, with documents (equations 7 and 8).
+        of_end = {"negatives_dirs": [end.directory.parent / "negatives"], **run.options(documents)}
+        end = run.component(label, training, end, **of_end)
         if kind is LookupTraining.LEARNED:
             assert lookup is not None
             assert documents is not None
@@ -106,7 +108,9 @@ def _alternate(
                     lookup_training, seed=training.seed, batching=batching
                 )
             joined = run.distil(label, end, documents)
-            lookup = run.train_lookup(label, training, lookup, joined)
+            # Joined stores have the same texts in every episode, and not those of the source.
+            training = with_own_states(training, "joined")
+            lookup = run.component(f"{label}-lookup", training, lookup, token_store=str(joined))
             documents = run.look_up(lookup)
         row = f"{run.row(kind)} (episode-{number})"
         run.add_row(row, end, documents, mined=number < len(trainings))

@@ -156,7 +156,9 @@ class MomaStages(RetrievalStages):
         if untrained is not None:
             self.add_row(UNTRAINED.capitalize(), untrained, None, mined=False)
         negatives = self.root / "bm25" / "negatives"
-        trained = self._train(WARM_UP, self.setting.training, untrained, negatives_dirs=[negatives])
+        trained = self.component(
+            WARM_UP, self.setting.training, untrained, negatives_dirs=[negatives]
+        )
         self.add_row(f"{self._name} ({WARM_UP}, no memory)", trained, None)
         return trained
 
@@ -209,15 +211,6 @@ class MomaStages(RetrievalStages):
             "config": self.setting.encode,
         }
 
-    def train_end(
-        self, label: str, training: TrainingConfig, before: Trained, documents: Documents | None
-    ) -> Trained:
-        """f_t, from f_t−1's checkpoint and negatives, with documents (equations 7 and 8)."""
-        negatives = before.directory.parent / "negatives"
-        return self._train(
-            label, training, before, negatives_dirs=[negatives], **self.options(documents)
-        )
-
     def options(self, documents: Documents | None) -> dict[str, Any]:
         """Fields of `TrainingData` and arguments of `encode` that name the queries' documents."""
         if documents is None:
@@ -249,14 +242,6 @@ class MomaStages(RetrievalStages):
         )
         return directory
 
-    def train_lookup(
-        self, label: str, training: TrainingConfig, before: Trained, joined: pathlib.Path
-    ) -> Trained:
-        """f_a,t, from f_a,t−1, on the joined store."""
-        # Joined stores have the same texts in every episode, and not those of the source.
-        training = with_own_states(training, "joined")
-        return self._train(f"{label}-lookup", training, before, token_store=str(joined))
-
     def add_row(
         self, row: str, end: Trained, documents: Documents | None, *, mined: bool = True
     ) -> None:
@@ -270,10 +255,10 @@ class MomaStages(RetrievalStages):
             self.mine(end.label, self.setting.second_mining)
         self.evaluate(row, end.label, parameters=end.parameters)
 
-    def _train(
+    def component(
         self, label: str, training: TrainingConfig, before: Trained | None, **inputs: Any
     ) -> Trained:
-        """From a trained model's checkpoint, or from the pretrained weights where there is none.
+        """Trains from a trained model's checkpoint, or from the pretrained weights without one.
 
         Where passages are frozen, look-ups and retrieval have encoded them by then.
         """

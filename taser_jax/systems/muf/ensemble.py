@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
-import optax
 from etils import epath
 
 from taser_jax.assembly.run_record import make_writers
@@ -17,7 +16,7 @@ from taser_jax.devices import hosts
 from taser_jax.devices.mesh import peak_flops
 from taser_jax.devices.partitioning import placed
 from taser_jax.models.parameters import parameters_fingerprint
-from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer
+from taser_jax.optim.optimizers import build_optimizer
 from taser_jax.storage.artifacts import fingerprint_json, follow_plan, storage_errors, write_text
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger
@@ -107,7 +106,12 @@ def ensemble(
     init = functools.partial(init_members, dim=dim, config=model)
     # Added members fill the devices, and are dropped.
     init_all = functools.partial(init, members=placement.padded)
-    optimizer = _of_member(training.optimizer, functools.partial(init, members=1), steps)
+    # Each member has a chain of its own.
+    member = jax.eval_shape(functools.partial(init, members=1), jax.random.key(0))
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), member)
+    warmup = min(training.optimizer.warmup_steps, steps // _WARMUP_SHARE)
+    config = dataclasses.replace(training.optimizer, warmup_steps=warmup)
+    optimizer = build_optimizer(config, shapes, total_steps=steps)
     flops = model.training_flops(
         dim,
         queries=batching.batch_size,
@@ -149,17 +153,6 @@ def ensemble(
     hosts.wait_for_all("ensemble saved")
     logger.info("ensemble of step %d: %s", step, output_dir)
     return trained
-
-
-def _of_member(
-    config: OptimizerConfig, init: Callable[[jax.Array], Params], steps: int
-) -> optax.GradientTransformationExtraArgs:
-    """The chain of one member; `init` makes an ensemble of one."""
-    member = jax.eval_shape(init, jax.random.key(0))
-    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), member)
-    warmup = min(config.warmup_steps, steps // _WARMUP_SHARE)
-    config = dataclasses.replace(config, warmup_steps=warmup)
-    return build_optimizer(config, shapes, total_steps=steps)
 
 
 def _validator(
