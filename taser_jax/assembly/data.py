@@ -13,7 +13,7 @@ from taser_jax.data.batches.draws import queries_of, rates_from_weights
 from taser_jax.data.batches.every_task import Stream
 from taser_jax.data.batches.stream import BatchingConfig, prefetch
 from taser_jax.data.token_store.arrays import Ragged, TokenizedQueries
-from taser_jax.data.token_store.negatives import QueryNegatives, negatives_path, read_negatives
+from taser_jax.data.token_store.negatives import negatives_path, read_negatives
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.partitioning import Partitioner
 from taser_jax.models.batch import Batch
@@ -96,8 +96,13 @@ def training_queries(
                 np.concatenate([negatives.rows for negatives in line]) for line in lines
             )
             queries = queries.with_hard_negatives(joined)
-            if split == "train":
-                queries = _without_dropped(queries, lines)
+            dropped = np.array([any(each.is_dropped for each in line) for line in lines], bool)
+            # Of those that mining dropped another directory may have negatives.
+            trained_on = np.flatnonzero(~dropped | (queries.hard_negatives.lengths > 0))
+            if split == "train" and len(trained_on) < len(queries):
+                count = f"{len(queries) - len(trained_on)} of {len(queries)} queries"
+                logger.info("%s: %s are left out, as they have no negative", name, count)
+                queries = queries_of(queries, trained_on)
         elif negatives_dirs and split == "train":
             problem = f"no negatives for task {name!r}"
             expected = f"a file {negatives_path('', name, split)}"
@@ -134,19 +139,6 @@ def query_sets(
         if (tasks is None or entry.task in tasks) and (splits is None or entry.split in splits)
     ]
     return [queries for queries in chosen if len(queries)]
-
-
-def _without_dropped(
-    queries: TokenizedQueries, lines: Sequence[Sequence[QueryNegatives]]
-) -> TokenizedQueries:
-    """The queries but those that mining dropped and that no other directory has negatives for."""
-    dropped = np.array([any(negatives.is_dropped for negatives in line) for line in lines], bool)
-    trained_on = np.flatnonzero(~dropped | (queries.hard_negatives.lengths > 0))
-    if len(trained_on) == len(queries):
-        return queries
-    count = f"{len(queries) - len(trained_on)} of {len(queries)} queries"
-    logger.info("%s: %s are left out, as they have no negative", queries.task, count)
-    return queries_of(queries, trained_on)
 
 
 def with_mixture_rates(

@@ -7,7 +7,7 @@ import io
 import json
 import socket
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
 from etils import epath
@@ -129,23 +129,16 @@ def _listed(changes: Mapping[str, tuple[object, object]]) -> str:
 
 
 def data_facts(stream: Stream, store: TokenStore, *, train_steps: int) -> dict[str, object]:
-    """Facts about a run's data."""
-    return {
+    """Facts about a run's data, and how texts became tokens: one value, or one for each task."""
+    trained_on = stream.batches_per_epoch
+    entries = [e for e in store.metadata.queries if e.task in trained_on and e.split == "train"]
+    facts: dict[str, object] = {
         "batches_per_epoch": stream.batches_per_epoch,
         "steps_per_epoch": stream.steps_per_epoch,
         "epochs": round(train_steps / stream.steps_per_epoch, 2),
         "data_fingerprint": stream.fingerprint,
         "collection": store.metadata.collection,
         "collection_fingerprint": store.metadata.collection_fingerprint,
-        **_text_facts(store, stream.batches_per_epoch),
-    }
-
-
-def _text_facts(store: TokenStore, tasks: Iterable[str]) -> dict[str, object]:
-    """How texts became tokens: one value, or one per task where they differ."""
-    trained_on = set(tasks)
-    entries = [e for e in store.metadata.queries if e.task in trained_on and e.split == "train"]
-    facts: dict[str, object] = {
         "query_normalization": joined({entry.task: entry.normalization for entry in entries}),
         "titles": store.metadata.titles,
     }

@@ -232,6 +232,7 @@ class Validator:
         check_validated_tasks(tasks, config)
         partitioner.check_batch_size(config.batch_size)
         self._config, self._store, self._partitioner = config, store, partitioner
+        devices = partitioner.batch_devices
         self._tasks = tasks = {task: _with_positives(tasks[task]) for task in config.tasks or tasks}
         self._passages = texts.passages
         self._queries = {task: texts.of_queries(queries) for task, queries in tasks.items()}
@@ -242,7 +243,10 @@ class Validator:
                 store,
                 {task: queries},
                 BatchingConfig(
-                    batch_size=min(config.batch_size, _usable(len(queries), partitioner)),
+                    # Of distinct queries, at least one for each device.
+                    batch_size=min(
+                        config.batch_size, max(devices, len(queries) // devices * devices)
+                    ),
                     # Without hard negatives of their own, queries share each other's golds.
                     num_negatives=config.num_negatives if len(queries.hard_negatives.values) else 0,
                     false_negatives=false_negatives,
@@ -385,12 +389,6 @@ def _with_positives(queries: TokenizedQueries) -> TokenizedQueries:
         return queries
     logger.info("%s: %d of %d queries have a positive", where, len(rows), len(queries))
     return queries_of(queries, rows)
-
-
-def _usable(size: int, partitioner: Partitioner) -> int:
-    """The largest batch of distinct queries that divides over the devices; at least one each."""
-    devices = partitioner.batch_devices
-    return max(devices, size - size % devices)
 
 
 # Validators of one model share what is compiled.

@@ -15,7 +15,7 @@ from etils import epath
 
 from taser_jax.assembly.data import check_lengths, lengths, open_store, training_queries
 from taser_jax.assembly.plans import TextLengths, TrainingConfig, TrainingTexts, lengths_in
-from taser_jax.assembly.program import Program, make_program, step_cost
+from taser_jax.assembly.program import make_program, step_cost
 from taser_jax.devices.compiler import CompilerEffort, OutOfMemory, compile_step
 from taser_jax.devices.mesh import MeshConfig, Topology, make_mesh, open_topology
 from taser_jax.devices.partitioning import Partitioner, placed
@@ -118,7 +118,14 @@ def compile_recipe(
         text = f"training step on {target.name}: does not fit, {sizes}"
         facts = {"fits": False, "memory": {"peak": needed, "hbm": available}}
     else:
-        planned = program.plan.batches
+        planned, flops, real = program.plan.batches, step_cost(program).flops, None
+        if text_lengths is not None:
+            typical = program.plan.with_real_lengths(text_lengths)
+            real = RealWork(
+                tokens=sum(batch.tokens for batch in typical.values()),
+                padded_tokens=sum(batch.tokens for batch in planned.values()),
+                share=flops(typical) / flops(planned),
+            )
         report = StepReport(
             about=f"{sum(len(batch.query_rows) for batch in planned.values())} queries and "
             f"{sum(len(batch.passage_rows) for batch in planned.values())} passages over "
@@ -126,8 +133,8 @@ def compile_recipe(
             topology=target,
             mesh=dict(partitioner.mesh.shape),
             compiled=compiled,
-            model_flops=step_cost(program).flops(planned) / partitioner.mesh.size,
-            real=None if text_lengths is None else _real_work(program, text_lengths),
+            model_flops=flops(planned) / partitioner.mesh.size,
+            real=real,
             copied=program.copied_axes,
         )
         text, facts = str(report), report.as_json()
@@ -159,17 +166,6 @@ def _check_text_lengths(given: TextLengths) -> None:
             expected = "0, the shortest text, to 1, the longest"
             fix = f'write --gin.TEXT_LENGTHS="{example}"'
             raise ConfigError(problem, where="TEXT_LENGTHS", expected=expected, fix=fix)
-
-
-def _real_work(program: Program, text_lengths: TextLengths) -> RealWork:
-    """What a step computes of typical texts."""
-    padded, real = program.plan.batches, program.plan.with_real_lengths(text_lengths)
-    flops = step_cost(program).flops
-    return RealWork(
-        tokens=sum(batch.tokens for batch in real.values()),
-        padded_tokens=sum(batch.tokens for batch in padded.values()),
-        share=flops(real) / flops(padded),
-    )
 
 
 def what_would_fit(model: ModelConfig, training: TrainingConfig) -> str:

@@ -332,17 +332,14 @@ def artifact_fingerprint(path: epath.Path, splits: set[str]) -> str | None:
     checkpoints = sorted(path.glob("checkpoint_*"))
     for directory in checkpoints or [path]:
         for name, recorded in checksums.read(directory).items():
+            # What is before the suffix: the task's own name may have dots, too.
+            split = pathlib.PurePath(pathlib.PurePath(name).stem).suffix.removeprefix(".")
+            is_of_another = split in SPLITS and split not in splits
             # Metadata and reports have times, and query embeddings are added below passages'.
-            if checkpoints or _counts(name, splits):
+            is_other = is_of_another or "/" in name or name.endswith(_REPORTS)
+            if checkpoints or not is_other:
                 content[f"{directory.name}/{name}" if checkpoints else name] = recorded[-1:]
     return artifacts.fingerprint_json(content) if content else None
-
-
-def _counts(name: str, splits: set[str]) -> bool:
-    # What is before the suffix: the task's own name may have dots, too.
-    split = pathlib.PurePath(pathlib.PurePath(name).stem).suffix.removeprefix(".")
-    is_of_another = split in SPLITS and split not in splits
-    return "/" not in name and not name.endswith(_REPORTS) and not is_of_another
 
 
 def _collection_fingerprint(
