@@ -62,7 +62,7 @@ class QueryDocuments(TextSource, Protocol):
 # No core room imports a system: what a system offers is named, for `pkgutil.resolve_name`, and its
 # module is imported when a configuration first asks for it.
 # Opens the documents that a system looked up, K per query, for the model that fuses them.
-QUERY_DOCUMENTS = "taser_jax.systems.moma.query_documents:Augmentation.open"
+QUERY_DOCUMENTS = "taser_jax.systems.moma.query_documents:Augmentation"
 # A directory and the token store of the passages -> what one tower has made of them, as `Texts`.
 SHARED_EMBEDDINGS = "taser_jax.systems.moma.memory:EmbeddedPassages"
 

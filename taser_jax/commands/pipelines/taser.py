@@ -70,11 +70,9 @@ def pipeline_taser(
     """
     untrained_systems = untrained_systems or {}
     check_untrained(setting, untrained_systems, systems, where="pipeline_taser.untrained_systems")
-    for named, rows, parameter in (
-        (hybrid_systems, systems, "hybrid_systems"),
-        (first_negatives, (BM25, *untrained_systems), "first_negatives"),
-    ):
-        check_known(named, rows, where=f"pipeline_taser.{parameter}", what="system")
+    check_known(hybrid_systems, systems, where="pipeline_taser.hybrid_systems", what="system")
+    rows = (BM25, *untrained_systems)
+    check_known(first_negatives, rows, where="pipeline_taser.first_negatives", what="system")
     check_depth(setting)
     with pipeline_records(setting.output_dir, config_text):
         store = setting.open_tokens()

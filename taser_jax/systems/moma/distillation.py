@@ -191,7 +191,7 @@ def distil_queries(
     """
     mixture, model = Mixture.open(memory_dir), load_model(model_dir)
     store = TokenStore.open(token_store)
-    augmentation = Augmentation.open(
+    augmentation = Augmentation(
         augmentation_dir, per_query=documents, config=model.model.config, store=store
     )
     texts: TextSource = augmentation

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import os
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +21,6 @@ from taser_jax.assembly.model_directory import LoadedModel
 from taser_jax.assembly.text_sources import DocumentStates
 from taser_jax.data.batches.stream import Texts, TextSource
 from taser_jax.data.token_store.arrays import CachedStates, TokenizedQueries
-from taser_jax.data.token_store.store import TokenStore
 from taser_jax.models.batch import Augmented, EncoderInput, static_task
 from taser_jax.models.dual_encoder import DualEncoder, ModelConfig, Params
 from taser_jax.models.fusion import BertFusionConfig, FusedStates, encode_with_attention
@@ -59,39 +57,34 @@ class Augmentation:
         directory: what `taser augment` wrote.
         per_query: documents fused with each query, K.
         config: the model that fuses them.
-        texts: the token store, or states of frozen blocks in place of its tokens.
+        store: the token store, or states of frozen blocks in place of its tokens.
         of_documents: likewise in place of the documents' tokens.
+
+    Raises:
+        ConfigError: the model takes no documents, or fewer than one document per query.
     """
 
-    directory: str
+    directory: FilePath
     per_query: int
     config: ModelConfig
-    texts: TextSource
+    store: TextSource
     of_documents: DocumentStates | None = None
 
-    @classmethod
-    def open(
-        cls, directory: FilePath, *, per_query: int, config: ModelConfig, store: TokenStore
-    ) -> Augmentation:
-        """Checks that the model takes documents.
-
-        Raises:
-            ConfigError: it does not, or fewer than one document per query.
-        """
-        if not config.fuses:
-            raise config.no_fusion()
-        if per_query < 1:
-            raise ConfigError(f"{per_query} documents", where="DOCUMENTS", expected="1 or more")
-        return cls(os.fspath(directory), per_query, config, store)
+    def __post_init__(self) -> None:
+        if not self.config.fuses:
+            raise self.config.no_fusion()
+        if self.per_query < 1:
+            problem = f"{self.per_query} documents"
+            raise ConfigError(problem, where="DOCUMENTS", expected="1 or more")
 
     def on_states(self, states: CachedStates, of_documents: DocumentStates) -> Augmentation:
         """The same with states of frozen blocks in place of tokens; embeddings stay."""
-        return dataclasses.replace(self, texts=states, of_documents=of_documents)
+        return dataclasses.replace(self, store=states, of_documents=of_documents)
 
     @property
     def passages(self) -> Texts:
         """The store's passages, as tokens or states."""
-        return self.texts.passages
+        return self.store.passages
 
     def of_queries(self, queries: TokenizedQueries) -> AugmentedTexts:
         """These queries with their documents.
@@ -119,7 +112,7 @@ class Augmentation:
             raise DataError(problem, where=where, fix=fix)
         rows = rows[[line_of[query_id] for query_id in queries.query_ids], : self.per_query]
         reader = document_reader(self.config, mixture, self.of_documents)
-        return AugmentedTexts(self.texts.of_queries(queries), rows, reader)
+        return AugmentedTexts(self.store.of_queries(queries), rows, reader)
 
     def renamed(self, queries: TokenizedQueries) -> TokenizedQueries:
         """The same queries with a fingerprint that depends on their documents."""

@@ -133,7 +133,7 @@ def test_directories_may_be_links_to_another_disk(world, tmp_path, monkeypatch):
         add_memory(name=name, token_store=store, **about)
     augment(**about, token_store=store, output_dir="here/documents", tasks=["first"], k=2)
     tokens = TokenStore.open(store)
-    documents = Augmentation.open("here/documents", per_query=2, config=fusion(), store=tokens)
+    documents = Augmentation("here/documents", per_query=2, config=fusion(), store=tokens)
     texts = documents.of_queries(tokens.queries("first", "validation"))
     assert texts.tokens(np.arange(1)).present.all()
 
@@ -188,7 +188,7 @@ def test_training_and_encoding_take_documents(given, tmp_path, documents):
     encode(model_dir=str(model_dir), output_dir=output_dir, tasks=["first"], **given)
     encoded = QueryEmbeddings.of_split(output_dir, "first", "validation")
     store, documents_dir = TokenStore.open(given["token_store"]), given["augmentation_dir"]
-    looked_up = Augmentation.open(documents_dir, per_query=3, config=config, store=store)
+    looked_up = Augmentation(documents_dir, per_query=3, config=config, store=store)
     texts = looked_up.of_queries(store.queries("first", "validation")).tokens(np.arange(16))
     fused = trained.encode_fn(Role.QUERY)(texts)
     np.testing.assert_allclose(encoded[:], fused, atol=1e-5)
