@@ -270,17 +270,10 @@ def _macros(gin_file: str) -> dict[str, tuple[str, str]]:
 
 def entries(doc: str, section: str) -> dict[str, str]:
     """`name: text` entries of a section of a Google docstring."""
-    text = re.search(rf"^{section}:\n((?:    .*\n?|\n)*)", doc, re.MULTILINE)
-    meanings: dict[str, str] = {}
-    name = ""
-    for line in text.group(1).splitlines() if text else ():
-        start = re.match(r"    (\w+): (.*)", line)
-        if start:
-            name = start.group(1)
-            meanings[name] = start.group(2)
-        elif name and line.strip():
-            meanings[name] += " " + line.strip()
-    return meanings
+    found = re.search(rf"^{section}:\n((?:    .*\n?|\n)*)", doc, re.MULTILINE)
+    _, *parts = re.split(r"^    (\w+): ", found.group(1) if found else "", flags=re.MULTILINE)
+    pairs = zip(parts[::2], parts[1::2], strict=True)
+    return {name: " ".join(meaning.split()) for name, meaning in pairs}
 
 
 def description(doc: str) -> str:

@@ -7,6 +7,7 @@ import functools
 import importlib
 import importlib.resources
 import inspect
+import itertools
 import os
 import pathlib
 import re
@@ -114,12 +115,9 @@ def show_gin(file: str | None = None) -> None:
 
 def first_comment(text: str) -> str:
     """The first sentence of a Gin file's first comment; empty without one."""
-    lines = []
-    for line in text.splitlines():
-        if not line.startswith("#"):
-            break
-        lines.append(line.lstrip("# "))
-    return re.split(r"(?<=[.;])\s", " ".join(lines), maxsplit=1)[0].rstrip(".;:")
+    lines = itertools.takewhile(lambda line: line.startswith("#"), text.splitlines())
+    comment = " ".join(line.lstrip("# ") for line in lines)
+    return re.split(r"(?<=[.;])\s", comment, maxsplit=1)[0].rstrip(".;:")
 
 
 class _Delegate(gin.config.ParserDelegate):

@@ -268,7 +268,7 @@ def write_table(
     output_dir: str | pathlib.Path,
     *,
     systems: Sequence[str] | None = None,
-    by_task: str | None = None,
+    by_task: str = "",
     split: str = "test",
     significance: SignificanceConfig | None = SignificanceConfig(),
 ) -> ResultsTable:
@@ -277,7 +277,7 @@ def write_table(
     Args:
         output_dir: has results/ and per_query/.
         systems: the rows, in order; None means all, by name.
-        by_task: the measure shown per task.
+        by_task: the measure shown per task; empty is the last.
         split: whose queries were evaluated.
         significance: the baseline of the tests; None tests nothing.
 
@@ -285,9 +285,10 @@ def write_table(
         DataError: no result, or rows of different queries.
     """
     rows = results.read_results(pathlib.Path(output_dir) / "results", systems)
-    table = ResultsTable.of(rows, by_task=by_task)
+    table = ResultsTable(rows, by_task)
     if significance is not None:
-        compared = compare_with_baselines(output_dir, rows, split=split, config=significance)
-        table = dataclasses.replace(table, comparisons=compared)
+        table.comparisons = compare_with_baselines(
+            output_dir, rows, split=split, config=significance
+        )
     table.write(output_dir, name="table")
     return table

@@ -27,49 +27,33 @@ _NONE = "-"
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class ResultsTable:
-    """Systems by tasks by measures.
+    """Systems by tasks by measures: all of the results, as they first occur.
 
     Attributes:
-        results: the rows, in order.
-        measures: the measures to show, in order.
-        tasks: the tasks to show and to average over, in order.
-        by_task: the measure shown per task if there is no room for all.
+        results: the rows, in order; missing values leave empty cells.
+        by_task: the measure shown per task if there is no room for all; empty is the last.
         comparisons: comparisons with each baseline, shown after the figures.
+
+    Raises:
+        DataError: no row, task or measure, or `by_task` is not one of the measures.
     """
 
     results: Sequence[SystemResult]
-    measures: Sequence[str]
-    tasks: Sequence[str]
-    by_task: str
+    by_task: str = ""
     comparisons: Sequence[Comparisons] = ()
 
-    @classmethod
-    def of(
-        cls,
-        results: Sequence[SystemResult],
-        *,
-        by_task: str | None = None,
-    ) -> ResultsTable:
-        """A table of the results: all their measures and tasks, as they first occur.
-
-        Args:
-            results: the rows, in order; missing values leave empty cells.
-            by_task: None means the last of the measures.
-
-        Raises:
-            DataError: no row, task or measure, or `by_task` is not one of the measures.
-        """
-        tasks, measures = tasks_and_measures(results)
-        if not results or not tasks or not measures:
-            problem = f"{len(results)} systems, {len(tasks)} tasks, {len(measures)} measures"
-            raise DataError(problem, where="results table", fix="give at least one of each")
-        by_task = by_task or measures[-1]
-        if by_task not in measures:
-            fix = "take one of " + ", ".join(measures)
-            raise DataError(f"by_task = {by_task!r}", where="results table", fix=fix)
-        return cls(list(results), measures, tasks, by_task)
+    def __post_init__(self) -> None:
+        self.tasks, self.measures = tasks_and_measures(self.results)
+        if not self.tasks or not self.measures:
+            counts = f"{len(self.tasks)} tasks, {len(self.measures)} measures"
+            problem, fix = f"{len(self.results)} systems, {counts}", "give at least one of each"
+            raise DataError(problem, where="results table", fix=fix)
+        self.by_task = self.by_task or self.measures[-1]
+        if self.by_task not in self.measures:
+            fix = "take one of " + ", ".join(self.measures)
+            raise DataError(f"by_task = {self.by_task!r}", where="results table", fix=fix)
 
     def mean(self, result: SystemResult, measure: str) -> float | None:
         """A row's mean over the tasks for which any row has the measure; None if it lacks one."""

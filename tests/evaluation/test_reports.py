@@ -36,7 +36,7 @@ TASER = SystemResult(
     fingerprint="abc",
     details={"wall time": "4 min"},
 )
-TABLE = ResultsTable.of([BM25, TASER], by_task="R@1")
+TABLE = ResultsTable([BM25, TASER], by_task="R@1")
 
 
 def test_text_golden():
@@ -102,7 +102,7 @@ def test_csv_golden():
 
 def test_one_task_is_shown_once():
     squad = {"squad": TaskResult({"R@1": 0.5}, 10)}
-    table = ResultsTable.of([SystemResult("BM25", squad), SystemResult("TASER", squad)])
+    table = ResultsTable([SystemResult("BM25", squad), SystemResult("TASER", squad)])
     assert table.to_text().startswith("squad (10 queries)\n\nsystem")
     assert "by task" not in table.to_text()
     assert table.to_markdown().count("###") == 1
@@ -113,7 +113,7 @@ def test_files_are_written_and_names_format_nothing(tmp_path):
     assert path.read_text() == TABLE.to_markdown()
     assert path.with_suffix(".csv").read_text() == TABLE.to_csv()
     tasks = dict.fromkeys(("a|b\n# c", "t"), TaskResult({"R@1": 0.5}, 10))
-    lines = ResultsTable.of([SystemResult("<b>[z](u)", tasks)]).to_markdown().splitlines()
+    lines = ResultsTable([SystemResult("<b>[z](u)", tasks)]).to_markdown().splitlines()
     assert "### a\\|b # c (10 queries)" in lines
     assert "| &lt;b>[z\\](u) | 50.0 |" in lines
 
@@ -132,9 +132,9 @@ def test_a_difference_that_rounding_leaves_outside_its_interval_is_drawn(tmp_pat
 
 def test_tables_of_nothing_are_refused():
     with pytest.raises(DataError, match="0 systems, 0 tasks, 0 measures"):
-        ResultsTable.of([])
+        ResultsTable([])
     with pytest.raises(DataError, match="by_task = 'P@1'"):
-        ResultsTable.of([BM25], by_task="P@1")
+        ResultsTable([BM25], by_task="P@1")
 
 
 def test_results_read_back_in_the_order_asked_for(tmp_path):
@@ -146,7 +146,7 @@ def test_results_read_back_in_the_order_asked_for(tmp_path):
     assert result_path(tmp_path, "TASER + BM25").name == "taser-bm25.json"
     assert read_results(tmp_path, ["TASER + BM25", "DPR", "BM25"]) == [TASER, BM25]
     assert read_results(tmp_path) == [BM25, TASER]
-    assert ResultsTable.of(read_results(tmp_path), by_task="R@1").to_csv() == TABLE.to_csv()
+    assert ResultsTable(read_results(tmp_path), by_task="R@1").to_csv() == TABLE.to_csv()
 
 
 def test_a_system_never_takes_anothers_file(tmp_path):

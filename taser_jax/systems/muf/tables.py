@@ -158,15 +158,14 @@ def _table(
 ) -> ResultsTable:
     """Rows of a directory as a table of their own, written beside the others."""
     results = read_results(directory / "results", shown)
-    table = ResultsTable.of(results, by_task=setting.evaluation.measures[-1])
+    table = ResultsTable(results, setting.evaluation.measures[-1])
     if (config := setting.significance) is not None:
         if config.baseline is not None and with_bm25(config.baseline) in shown:
             config = dataclasses.replace(config, baseline=with_bm25(config.baseline))
         queries = TaskQueries.MIXED if name == "mixed" else TaskQueries.OWN
-        compared = compare_with_baselines(
+        table.comparisons = compare_with_baselines(
             directory, results, split=TEST, config=config, queries=queries
         )
-        table = dataclasses.replace(table, comparisons=compared)
     table.write(setting.output_dir, name=name)
     return table
 

@@ -51,7 +51,7 @@ def test_every_argument_of_every_stage_counts(small_world, tmp_path, monkeypatch
     """The stages of `quickstart` without their work; each argument is changed in turn."""
     output = tmp_path / "out"
     row = SystemResult("TASER (mined negatives)", {"code": TaskResult({"R@20": 0.5}, 9)})
-    monkeypatch.setattr(taser, "print_table", lambda *_, **__: ResultsTable.of([row]))
+    monkeypatch.setattr(taser, "print_table", lambda *_, **__: ResultsTable([row]))
     monkeypatch.setattr(taser, "ask", lambda *_, **__: None)
     with monkeypatch.context() as patched:
         calls = without_work(patched)
