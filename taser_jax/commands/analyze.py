@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -159,7 +158,6 @@ class AnalyzedModel:
         model: the dual encoder; equal ones share compiled programs.
         params: shapes, dtypes and shardings of its parameters.
         steps: steps of the checkpoints to analyse, ascending.
-        facts: content of run.json.
     """
 
     name: str
@@ -167,7 +165,6 @@ class AnalyzedModel:
     model: DualEncoder
     params: PyTree
     steps: tuple[int, ...]
-    facts: Mapping[str, Any]
 
     def checkpoint(self, step: int) -> epath.Path:
         """The directory of a step's checkpoint."""
@@ -195,7 +192,6 @@ def _open(
         model=model,
         params=placed(shapes, partitioner.param_shardings(logical_axes(model), shapes)),
         steps=_steps(directory, steps),
-        facts=model_directory.read_facts(directory),
     )
 
 
@@ -274,7 +270,7 @@ def _commitments(
     model: AnalyzedModel, samples: Mapping[int, commitment.Sample], temperature: float
 ) -> list[commitment.Commitment]:
     """Rates of T-SAGE's own averages from step to step; none for other trainings."""
-    beta = model.facts.get("tsage_beta")
+    beta = model_directory.read_facts(model.directory).get("tsage_beta")
     if beta is None or len(model.steps) < 2:
         return []
     settings = model_directory.read_settings(model.directory)

@@ -218,11 +218,10 @@ class Checkpoints:
     def __init__(
         self,
         model_dir: str | os.PathLike[str],
-        config: CheckpointConfig | None = None,
+        config: CheckpointConfig = CheckpointConfig(),
         *,
         cleans_up: bool = True,
     ) -> None:
-        config = config or CheckpointConfig()
         self._config = config
         self._directory = absolute_path(model_dir)
         best = checkpoint_managers.BestN(
