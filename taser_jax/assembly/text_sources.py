@@ -96,12 +96,12 @@ def check_states_can_be_kept(frozen_blocks: int) -> None:
 
 def frozen_texts(
     directory: str,
-    *,
-    dtype: EmbeddingDtype,
     model: DualEncoder,
     params: Params,
     store: TokenStore,
     queries: Sequence[TokenizedQueries],
+    *,
+    dtype: EmbeddingDtype,
     augmentation: QueryDocuments | None = None,
 ) -> TextSource:
     """The states of a store's passages and queries, and of the documents fused with its queries.
@@ -112,11 +112,11 @@ def frozen_texts(
 
     Args:
         directory: folder for one model's frozen blocks and one token store; created where absent.
-        dtype: dtype of the states; bfloat16 halves them and keeps 8 bits of each number.
         model: the model, with frozen blocks.
         params: its parameters.
         store: the token store.
         queries: query sets whose states are wanted; those of all queries of a split are computed.
+        dtype: dtype of the states; bfloat16 halves them and keeps 8 bits of each number.
         augmentation: documents of the queries; None has none.
 
     Raises:
