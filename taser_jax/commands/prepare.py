@@ -11,11 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from taser_jax.commands.inputs import answer_matcher, open_bm25
-from taser_jax.data.collections.store import (
-    PassageStore,
-    write_collection,
-    write_queries,
-)
+from taser_jax.data.collections.store import PassageStore, write_collection, write_queries
 from taser_jax.data.prepare import collection as preparation
 from taser_jax.data.prepare.collection import PassageFiles, left_out_directory, write_left_out
 from taser_jax.data.prepare.splits import PrepareOptions, Tasks

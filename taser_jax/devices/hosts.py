@@ -226,16 +226,15 @@ def require_same(facts: Mapping[str, str]) -> None:
     digits = np.array([list(digest.encode()) for digest in mine], np.uint8)
     everyone = np.asarray(multihost_utils.process_allgather(digits))
     differ = (everyone != everyone[0]).any(axis=2)
-    if not differ.any():
-        return
     differences = [
         f"{name} differs on host {', '.join(map(str, np.flatnonzero(on_hosts)))} from host 0"
         for name, on_hosts in zip(facts, differ.T, strict=True)
         if on_hosts.any()
     ]
-    where = f"hosts 0 to {jax.process_count() - 1}"
-    fix = "copy the same checkout, Gin files and data to all hosts, then start them again"
-    raise ConfigError("; ".join(differences), where=where, fix=fix)
+    if differences:
+        where = f"hosts 0 to {jax.process_count() - 1}"
+        fix = "copy the same checkout, Gin files and data to all hosts, then start them again"
+        raise ConfigError("; ".join(differences), where=where, fix=fix)
 
 
 def first_host_only(work: Callable[P, T]) -> Callable[P, T]:
@@ -332,8 +331,7 @@ def writes(
 def written_by(command: Callable[..., object], arguments: Mapping[str, object]) -> list[str]:
     """The directories that a command with `writes` writes with these arguments."""
     patterns: Sequence[str] = getattr(command, "directories", ())
-    paths = (_filled(pattern, arguments) for pattern in patterns)
-    return [path for path in paths if path is not None]
+    return [path for pattern in patterns if (path := _filled(pattern, arguments))]
 
 
 def _filled(pattern: str, arguments: Mapping[str, object]) -> str | None:
@@ -348,11 +346,10 @@ def _filled(pattern: str, arguments: Mapping[str, object]) -> str | None:
 def _lock(
     held: contextlib.ExitStack, directories: Sequence[str | None], kinds: Sequence[str] | None
 ) -> None:
-    for directory in directories:
-        if directory is not None:
-            held.enter_context(one_writer(directory))
-            if kinds is not None:
-                check_kind(directory, kinds)
+    for directory in filter(None, directories):
+        held.enter_context(one_writer(directory))
+        if kinds is not None:
+            check_kind(directory, kinds)
 
 
 def wait_for_all(name: str) -> None:

@@ -188,13 +188,9 @@ def aligned(rows: Sequence[Sequence[str]], *, left: int) -> list[str]:
         left: number of first columns whose cells begin in line; those of the others end in line.
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            f"{cell:{'<' if place < left else '>'}{width}}"
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    ]
+    forms = [f"{{:<{width}}}" for width in widths[:left]]
+    forms += [f"{{:>{width}}}" for width in widths[left:]]
+    return ["  ".join(forms).format(*row) for row in rows]
 
 
 def plain(value: object) -> str:

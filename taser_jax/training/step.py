@@ -24,13 +24,7 @@ from taser_jax.optim.task_gradients import Report, find_report
 from taser_jax.storage.errors import ConfigError
 from taser_jax.training.batch_loss import Loss, make_loss
 from taser_jax.training.objective import Objective, StepMetrics
-from taser_jax.training.state import (
-    Params,
-    SkippedSteps,
-    TrainState,
-    named_key,
-    named_seed,
-)
+from taser_jax.training.state import Params, SkippedSteps, TrainState, named_key, named_seed
 
 _TASK_METRICS = ("nll", "accuracy", "mrr")
 

@@ -27,12 +27,7 @@ from taser_jax.storage.artifacts import path_from, require_equal, split_path
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import phase
 from taser_jax.systems.moma import query_documents
-from taser_jax.systems.moma.memories import (
-    AugmentedTexts,
-    Mixture,
-    read_manifest,
-    write_manifest,
-)
+from taser_jax.systems.moma.memories import AugmentedTexts, Mixture, read_manifest, write_manifest
 from taser_jax.systems.moma.memory import EmbeddingsByText, add_memory, tower_fingerprints
 
 
