@@ -31,24 +31,24 @@ SLACK = 0.03
 
 # Lines of code of each folder at the top of the package: no docstrings, comments and blank lines.
 ROOMS = {
-    "assembly": 1_513,
-    "cli": 1_251,
-    "commands": 4_446,
+    "assembly": 1_448,
+    "cli": 1_211,
+    "commands": 4_369,
     "data": 5_563,
     "devices": 1_046,
-    "evaluation": 1_286,
+    "evaluation": 1_263,
     "interop": 2_679,
     "loose files": 362,
     "models": 2_285,
     "optim": 841,
     "retrieval": 2_159,
     "serving": 490,
-    "storage": 1_283,
-    "systems": 2_847,
-    "training": 1_266,
+    "storage": 1_281,
+    "systems": 2_766,
+    "training": 1_190,
 }
 OTHERS = {
-    "lines of code": 29_317,
+    "lines of code": 28_953,
     "percent of code that imports or raises": 14.0,
     "files": 188,
     "lines of the longest file": 441,
@@ -57,7 +57,7 @@ OTHERS = {
     "rooms on all floors": 25,
     "commands": 30,
     "fields that nothing binds": 31,
-    "Any in annotations": 102,
+    "Any in annotations": 99,
     "modules that train imports": 74,
     # README.md and docs/*.md, without the pages that are generated.
     "words of documentation": 34_997,
