@@ -7,6 +7,7 @@ import subprocess
 
 import pytest
 from launch_stubs import LAUNCH, Stubs
+from written_files import write
 
 IN_GIT = (
     *("setup.py", "pyproject.toml", "gin_configs/runs/taser_base.gin"),
@@ -31,10 +32,8 @@ def checkout(tmp_path) -> pathlib.Path:
     """A small checkout with an environment, keys, data and runs; a file of git is deleted."""
     root = tmp_path / "my checkout"
     shutil.copytree(LAUNCH, root / "launch", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in (*IN_GIT, *("taser_jax/deleted.py", *ELSEWHERE)):
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(name)
+    for name in (*IN_GIT, "taser_jax/deleted.py", *ELSEWHERE):
+        write(root / name, name)
     for words in (["init", "--quiet"], ["add", "launch", *IN_GIT, "taser_jax/deleted.py"]):
         subprocess.run(["git", *words], cwd=root, check=True)
     (root / "taser_jax" / "deleted.py").unlink()

@@ -18,10 +18,9 @@ TRAIN = ("--", "train", "--gin_file=runs/taser_base.gin", "--gin.MODEL_DIR=gs://
 # What launchers write on what they make for this user.
 MINE = f"taser_jax-{getpass.getuser()}"
 TPU = ("--name=pod", "--zone=us-central2-b")
-SLICES = (*TPU, "--type=v4-32", "--slices=2")
 # Launchers that make what they run on: of one slice, and of several.
 ONE = ("tpu_vm.sh", *TPU, "--type=v4-32")
-SEVERAL = ("tpu_multislice.sh", *SLICES)
+SEVERAL = ("tpu_multislice.sh", *TPU, "--type=v4-32", "--slices=2")
 EITHER = pytest.mark.parametrize("launcher", [ONE, SEVERAL], ids=["one slice", "slices"])
 XPK = ("--cluster=tpus", "--workload=taser-1", "--type=v5litepod-64", "--image=r/taser:1")
 
@@ -45,32 +44,30 @@ def program(path: pathlib.Path, text: str) -> str:
     return str(path)
 
 
-def _as_at_a_terminal() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 # Answers from a list of [pattern, output, status]; each is used once, the last one for ever. Output
-# that ends with an ellipsis is a line that was cut off. What launchers send is there only while
-# they run: a file is kept, a directory's files are listed.
+# that ends with an ellipsis is a line that was cut off, and after a dollar it is a shell command to
+# run. What launchers send is there only while they run: a file is kept, a directory's files are
+# listed.
 _STUB = """\
-import json, pathlib, shutil, sys
+import json, os, pathlib, shutil, sys
 folder = pathlib.Path({folder!r})
 words = sys.argv[1:]
 with (folder / "calls.jsonl").open("a") as file:
     file.write(json.dumps(words) + "\\n")
 if "scp" in words:
     shutil.copy(words[4], folder / "sent.tgz")
-for word in words:
-    if words[0] == "build" and word == words[-1]:
-        root = pathlib.Path(word)
-        files = [str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()]
-        (folder / "image.json").write_text(json.dumps(files))
+if words[:1] == ["build"]:
+    root = pathlib.Path(words[-1])
+    files = [str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()]
+    (folder / "image.json").write_text(json.dumps(files))
 answers = json.loads((folder / "answers.json").read_text())
 for number, (pattern, output, status) in enumerate(answers):
     if pattern in " ".join(words):
         if any(pattern == other for other, _, _ in answers[number + 1:]):
             del answers[number]
             (folder / "answers.json").write_text(json.dumps(answers))
+        if output.startswith("$ "):
+            os.execvp("bash", ["bash", "-c", output[2:], "stub", *words])
         file = sys.stderr if output.startswith("ERROR: ") else sys.stdout
         print(output, end="" if output.endswith("...") else "\\n", file=file)
         sys.exit(status)
@@ -112,19 +109,6 @@ class Stubs:
             described.append(("_host.sh", finished(), 0))
         (self.folder / "answers.json").write_text(json.dumps([*answers, *described]))
 
-    def gcloud(self, description: str, *cases: str) -> None:
-        """Makes another gcloud: what it says of a TPU, and what its `case` does otherwise."""
-        program(
-            self.folder / "bin" / "gcloud",
-            f'echo "$*" >>{self.folder}/asked\n'
-            f"case \"$*\" in *describe*) echo '{description}';; {' '.join(cases)} esac",
-        )
-
-    @property
-    def asked_of_gcloud(self) -> str:
-        """Words of each call of that gcloud, a line each."""
-        return (self.folder / "asked").read_text()
-
     def start(self, script: str, *arguments: str, **options) -> subprocess.Popen[str]:
         """Starts a launcher."""
         return subprocess.Popen(
@@ -133,7 +117,7 @@ class Stubs:
             stderr=subprocess.PIPE,
             text=True,
             # A shell cannot trap what was ignored when it began, as for jobs in the background.
-            preexec_fn=_as_at_a_terminal,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             **options,
         )
 

@@ -1,12 +1,9 @@
 """What the TPU launchers make of gcloud's answers: done, worth another attempt, or to be mended."""
 
-import pathlib
 import shlex
-import signal
-import subprocess
 
 import pytest
-from launch_stubs import EITHER, ONE, SEVERAL, TPU, TRAIN, finished, node, queued
+from launch_stubs import EITHER, ONE, SEVERAL, TPU, TRAIN, attaches, finished, node, queued
 
 pytestmark = pytest.mark.slow
 
@@ -33,34 +30,39 @@ def test_after_a_preemption_the_tpu_is_made_again_and_the_same_command_run(stubs
 
 
 @pytest.mark.parametrize(
-    ("output", "gcloud", "states", "status", "attempts"),
+    ("output", "gcloud", "states", "status", "attempts", "reconnections"),
     [
         # A message to act on: no other attempt changes it.
-        (finished(status=2), 2, ["READY"], 2, 1),
+        (finished(status=2), 2, ["READY"], 2, 1, 0),
         # Host 1 says 2, and takes host 0 down.
-        ("taser-status 134 on a\ntaser-status 2 on b", 1, ["READY"], 2, 1),
+        ("taser-status 134 on a\ntaser-status 2 on b", 1, ["READY"], 2, 1, 0),
         # A defect.
-        (finished(status=1), 1, ["READY"], 1, 1),
+        (finished(status=1), 1, ["READY"], 1, 1, 0),
         # The same statuses, but the TPU is gone: a host was lost.
-        (finished(1, status=134), 1, ["READY", "PREEMPTED"], 2, 1),
-        # ssh lost its connection; nothing was said.
-        ("", 255, ["READY"], 75, 2),
+        (finished(1, status=134), 1, ["READY", "PREEMPTED"], 2, 1, 0),
+        # ssh lost its connection; nothing was said. Connections are not made anew for ever.
+        ("", 255, ["READY"], 75, 2, 10),
         # The same within a line.
-        ("loss 1...", 255, ["READY"], 75, 2),
+        ("loss 1...", 255, ["READY"], 75, 2, 10),
+        # The connection was lost with the TPU.
+        ("loss 1.0", 255, ["READY", "PREEMPTED"], 2, 1, 0),
         # The job never started: no checkout on the host.
-        ("bash: taser_jax/launch/_host.sh: No such file or directory", 127, ["READY"], 127, 1),
+        ("bash: taser_jax/launch/_host.sh: No such file or directory", 127, ["READY"], 127, 1, 0),
         # It never started, as the TPU is gone.
-        ("", 1, ["READY", "PREEMPTED"], 2, 1),
-        # One host was lost, another was told of it by its runtime.
-        (finished(1, status=134), 255, ["READY"], 75, 2),
+        ("", 1, ["READY", "PREEMPTED"], 2, 1, 0),
+        # One host was lost, another was told of it by its runtime: the command is over on all.
+        (finished(1, status=134), 255, ["READY"], 75, 2, 0),
         # One host finished, and ssh to the other failed.
-        (finished(1), 1, ["READY"], 75, 2),
+        (finished(1), 1, ["READY"], 75, 2, 10),
     ],
 )
-def test_preemption_is_distinguished_from_failure(stubs, output, gcloud, states, status, attempts):
+def test_preemption_is_distinguished_from_failure(
+    stubs, output, gcloud, states, status, attempts, reconnections
+):
     stubs.answer(("_host.sh", output, gcloud), states=states)
     completed = stubs.run("tpu_vm.sh", *TPU, *ONCE, *TRAIN, status=status)
     assert len(stubs.runs) == attempts
+    assert sum(map(attaches, stubs.calls)) == reconnections
     if status == 75:
         assert "rerun the command to resume" in completed.stderr
 
@@ -146,8 +148,7 @@ def test_hosts_that_were_reached_before_are_tried_again(stubs):
 
 def test_a_state_that_is_not_to_be_had_for_now(stubs):
     stubs.answer(states=["ERROR: (gcloud) UNAVAILABLE: try again", "READY"])
-    completed = stubs.run(*MADE, *TRAIN)
-    assert "(attempt 1 of 3)" in completed.stderr
+    assert "(attempt 1 of 3)" in stubs.run(*MADE, *TRAIN).stderr
     assert stubs.asked("tpu-vm", "create") == []
 
 
@@ -161,8 +162,7 @@ def test_a_tpu_that_was_taken_away_is_made_anew(stubs, state):
 @pytest.mark.parametrize("state", ["CREATING", "STARTING", "REPAIRING", "MAINTENANCE"])
 def test_a_tpu_that_is_being_made_ready_is_waited_for(stubs, state):
     stubs.answer(states=[state, state, "READY"])
-    completed = stubs.run(*MADE, *TRAIN)
-    assert completed.stdout.count(f"TPU pod: {state}\n") == 1
+    assert stubs.run(*MADE, *TRAIN).stdout.count(f"TPU pod: {state}\n") == 1
     assert stubs.sleeps == 2
     assert stubs.asked("tpu-vm", "delete") == []
 
@@ -221,26 +221,3 @@ def test_slices_that_were_taken_away_are_asked_for_at_once_and_once(stubs, state
     stubs.run(*SEVERAL, "--skip_install", "--retries=0", *TRAIN, status=status)
     assert len(stubs.asked("queued-resources", "delete")) == deleted
     assert stubs.sleeps == 1
-
-
-def test_an_interrupted_launcher_ends_its_connections(stubs):
-    connection = f"echo $$ >>{stubs.folder}/pids; echo connected; exec tail -f /dev/null"
-    stubs.gcloud(queued("ACTIVE"), f"*) {connection};;")
-    launcher = stubs.start(*SEVERAL, "--skip_install", *TRAIN)
-    with launcher:
-        # Both slices are connected, after the plan and the state.
-        told = iter(launcher.stdout.readline, "connected\n")
-        assert list(told)[-1] == "queued resource pod: ACTIVE\n"
-        assert launcher.stdout.readline() == "connected\n"
-        launcher.send_signal(signal.SIGINT)
-        try:
-            # Returns when nobody writes to the pipe any more.
-            launcher.communicate(timeout=30)
-        except subprocess.TimeoutExpired:
-            launcher.terminate()
-            raise
-    assert launcher.returncode == 130
-    for pid in (stubs.folder / "pids").read_text().split():
-        # Empty for a process that has ended and that nobody has asked for.
-        program = pathlib.Path("/proc", pid, "cmdline")
-        assert not program.exists() or not program.read_bytes()

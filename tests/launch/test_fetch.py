@@ -1,39 +1,28 @@
 """launch/_fetch.py, which copies data to a host."""
 
-import importlib.util
 import os
 import pathlib
 import subprocess
 import sys
 
+import _fetch
 import pytest
 from launch_stubs import LAUNCH
+from written_files import write
 
 pytestmark = pytest.mark.slow
 
-LARGE = 1 << 20
-
-_SPEC = importlib.util.spec_from_file_location("launch_fetch", LAUNCH / "_fetch.py")
-_FETCH = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(_FETCH)
-
 
 def fetch(*arguments: object) -> int:
-    return _FETCH.main(*map(str, arguments))
-
-
-def write(path: pathlib.Path, content: bytes, *, time: int) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content)
-    os.utime(path, (time, time))
+    return _fetch.main(*map(str, arguments))
 
 
 def write_store(root: pathlib.Path, mark: str, *, time: int = 10**9) -> None:
     """Something like a token store: two arrays, a vocabulary and the metadata."""
-    for name in ("passages/ids.npy", "queries/qa/train/ids.npy"):
-        write(root / name, mark.encode() * LARGE, time=time)
-    write(root / "vocabulary" / "vocab.txt", f"{mark}\n".encode(), time=time)
-    write(root / "metadata.json", f'{{"fingerprint": "{mark}"}}'.encode(), time=time)
+    files = dict.fromkeys(("passages/ids.npy", "queries/qa/train/ids.npy"), mark * 2**20)
+    files |= {"vocabulary/vocab.txt": f"{mark}\n", "metadata.json": f'{{"fingerprint": "{mark}"}}'}
+    for name, text in files.items():
+        os.utime(write(root / name, text), (time, time))
 
 
 @pytest.fixture
@@ -53,23 +42,11 @@ def test_arrays_that_are_there_are_not_copied_again(tmp_path, store, capsys):
     assert content(tmp_path / "data") == content(store)
 
 
-def make_again(store: pathlib.Path) -> None:
-    """Another store, of files of the same sizes."""
-    write_store(store, "2", time=10**9 + 1)
-
-
-def test_a_store_made_again_in_the_same_size_is_copied_again(tmp_path, store):
-    fetch(store, tmp_path / "data")
-    make_again(store)
-    fetch(store, tmp_path / "data")
-    assert content(tmp_path / "data") == content(store)
-
-
-def test_copying_that_was_cut_off_resumes(tmp_path, store):
-    """What it copied stays."""
+def test_a_store_made_again_is_copied_again_and_copying_that_was_cut_off_resumes(tmp_path, store):
+    """Files of the same sizes; what was copied stays."""
     data = tmp_path / "data"
     fetch(store, data)
-    make_again(store)
+    write_store(store, "2", time=10**9 + 1)
     # Metadata and passages are copied first; queries cannot be.
     obstacle = data / "queries" / "qa" / "train" / "ids.npy.partial"
     obstacle.mkdir()

@@ -31,18 +31,12 @@ def test_hosts_are_installed_then_run_with_the_coordinator_and_their_number(stub
         assert install[-1].endswith("use_environment '[cuda]'")
     for fetch in prepared[2::3]:
         assert "_fetch.py /shared/tokens data" in fetch[-1]
-    for number, (host, call) in enumerate(
-        zip(["me@a", "b"], sorted(runs, reverse=True), strict=True)
-    ):
-        assert call[-2] == host
+    runs.sort(reverse=True)
+    assert [call[-2] for call in runs] == ["me@a", "b"]
+    for number, call in enumerate(runs):
         assert shlex.split(call[-1]) == [
-            *(
-                "env",
-                "JAX_COORDINATOR_ADDRESS=a:9",
-                "JAX_NUM_PROCESSES=2",
-                f"JAX_PROCESS_ID={number}",
-            ),
-            *("bash", "taser_jax/launch/_host.sh", "train", "--gin.MODEL_DIR=/shared/my model"),
+            *("env", "JAX_COORDINATOR_ADDRESS=a:9", "JAX_NUM_PROCESSES=2"),
+            *(f"JAX_PROCESS_ID={number}", "bash", "taser_jax/launch/_host.sh", *COMMAND[1:]),
         ]
 
 
@@ -65,8 +59,7 @@ def test_hosts_are_tried_again_as_a_tpu_is(stubs, answers, status, runs):
 
 def test_slurm_runs_one_process_for_each_node(stubs):
     stubs.answer(("--multihost", finished(2), 0))
-    options = (*SLURM, "--slurm", "--gpus-per-node=8", "--time=1:00")
-    stubs.run("slurm.sh", *options, *COMMAND)
+    stubs.run("slurm.sh", *SLURM, "--slurm", "--gpus-per-node=8", "--time=1:00", *COMMAND)
     (call,) = stubs.calls
     assert call[:6] == ["--nodes=2", "--ntasks-per-node=1", "--kill-on-bad-exit=1",
                         "--gpus-per-node=8", "--time=1:00", "bash"]  # fmt: skip

@@ -10,6 +10,7 @@ import tarfile
 
 import pytest
 from launch_stubs import LAUNCH, ONE, PUSHED, SEVERAL, TPU, TRAIN, XPK, launch
+from written_files import write
 
 pytestmark = pytest.mark.slow
 
@@ -30,8 +31,7 @@ def test_shellcheck_finds_nothing():
 
 @pytest.mark.parametrize("script", ["local.sh", "tpu_vm.sh", "tpu_multislice.sh", "gke_xpk.sh"])
 def test_help(stubs, script):
-    completed = stubs.run(script, "--help")
-    assert completed.stdout.startswith(f"usage: launch/{script}")
+    assert stubs.run(script, "--help").stdout.startswith(f"usage: launch/{script}")
 
 
 @pytest.mark.parametrize(
@@ -111,9 +111,8 @@ def test_wrong_arguments_are_reported_with_the_usage(stubs, script, arguments, w
 
 def test_a_dry_run_of_local_looks_where_a_real_run_does(stubs, checkout, tmp_path):
     """The checkout's store is finished, the caller's is none of its business."""
-    for root, finished_store in ((checkout, "mine"), (tmp_path, "theirs")):
-        (root / finished_store / "tokens").mkdir(parents=True)
-        (root / finished_store / "tokens" / "metadata.json").touch()
+    write(checkout / "mine/tokens/metadata.json", "")
+    write(tmp_path / "theirs/tokens/metadata.json", "")
     for directory, prepares in (("mine", 0), ("theirs", 1)):
         arguments = ("--dry_run", f"--directory={directory}")
         completed = stubs.run("local.sh", *arguments, checkout=checkout, cwd=tmp_path)
@@ -136,6 +135,8 @@ def test_a_pod_is_installed_and_run(stubs):
                         "--project=p", "--quiet"]  # fmt: skip
     assert install[2:6] == ["tpu-vm", "ssh", "pod", "--worker=all"]
     assert install[6].endswith("bash taser_jax/launch/_install.sh")
+    # A connection that is dead is noticed.
+    assert "--ssh-flag=-oServerAliveInterval=30" in run
     remote = run[6].removeprefix("--command=")
     # The remote shell gets the words that were given, spaces and all.
     assert shlex.split(remote) == ["env", "bash", "taser_jax/launch/_host.sh", *TRAIN[1:]]
