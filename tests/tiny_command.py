@@ -1,7 +1,5 @@
 """Runs the real `taser train` on the tiny store in a process of its own."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os
@@ -79,8 +77,7 @@ def final_state(model_dir: pathlib.Path, step: int) -> dict[str, np.ndarray]:
             reader.metadata(path).item_metadata.tree,
         )
         tree = reader.restore(path, restore_args=as_arrays)
-    flat = ocp.tree.to_flat_dict(tree, sep="/")
-    return {name: np.asarray(value) for name, value in flat.items()}
+    return {name: np.asarray(value) for name, value in ocp.tree.to_flat_dict(tree, sep="/").items()}
 
 
 def metrics_by_step(model_dir: pathlib.Path) -> dict[int, dict[str, float]]:

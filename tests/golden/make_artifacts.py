@@ -1,6 +1,6 @@
 """Writes `artifacts/`, one small artefact of every kind, for tests/test_golden_artifacts.py.
 
-    python tests/golden/make_artifacts.py        # replaces artifacts/
+    python tests/golden/make_artifacts.py        # replaces all but artifacts/sources/, its input
 
 A released version reads what an earlier one wrote. So these files are committed and written again
 only when a format changes on purpose. All paths are relative to `artifacts/`, the folder in which
@@ -18,76 +18,7 @@ from taser_jax.storage import checksums
 from taser_jax.tasks import add_retrieval_task
 
 ARTIFACTS = pathlib.Path(__file__).parent / "artifacts"
-# Country, capital, river.
-PLACES = (
-    ("France", "Paris", "Seine"),
-    ("Italy", "Rome", "Tiber"),
-    ("Austria", "Vienna", "Danube"),
-    ("Poland", "Warsaw", "Vistula"),
-    ("Portugal", "Lisbon", "Tagus"),
-    ("England", "London", "Thames"),
-    ("Egypt", "Cairo", "Nile"),
-    ("Ireland", "Dublin", "Liffey"),
-    ("Czechia", "Prague", "Vltava"),
-    ("Switzerland", "Bern", "Aare"),
-    ("Lithuania", "Vilnius", "Neris"),
-    ("Iraq", "Baghdad", "Tigris"),
-)
-# Places that a split asks about.
-SPLITS = {"train": PLACES[:8], "validation": PLACES[4:], "test": PLACES[8:]}
-RECIPE = """\
-# A TASER of two blocks, 16 wide, trained on BM25's negatives.
-include 'runs/train.gin'
-include 'models/bert_tiny.gin'
-include 'models/taser.gin'
-
-MODEL_DIR = 'model'
-TOKEN_STORE = 'tokens'
-NEGATIVES_DIRS = ['negatives']
-TRAIN_STEPS = 6
-WARMUP_STEPS = 2
-EVAL_PERIOD = 3
-CHECKPOINT_PERIOD = 3
-BATCH_SIZE = 8
-LEARNING_RATE = 3e-3
-
-BertConfig.embed_dim = 16
-BertConfig.num_layers = 2
-BertConfig.num_heads = 2
-BertConfig.head_dim = 8
-BertConfig.mlp_dim = 32
-BertConfig.max_length = 24
-ExpertConfig.blocks = [2]
-DualEncoderConfig.pooling = 'mean'
-DualEncoderConfig.normalization = 'l2'
-ObjectiveConfig.temperature = 0.1
-LoopConfig.log_period = 1
-CheckpointConfig.keep_latest = 2
-ValidationConfig.batch_size = 8
-ValidationConfig.num_batches = 1
-ValidationConfig.pool = None
-"""
 COLLECTION = ("--gin.DATA_DIR=data", "--gin.COLLECTION=places")
-
-
-def write_sources() -> None:
-    """The texts, and the recipe of training."""
-    sources = pathlib.Path("sources")
-    sources.mkdir()
-    passages = [
-        f"{country}\t{capital} is its capital city. The {river} flows through it.\t{country}\n"
-        for country, capital, river in PLACES
-    ]
-    (sources / "passages.tsv").write_text("".join(passages))
-    for split, places in SPLITS.items():
-        queries = [
-            f"q-{country}\twhich capital city of {country} lies on the {river}\n"
-            for country, _, river in places
-        ]
-        judgements = [f"q-{country} 0 {country} 1\n" for country, _, _ in places]
-        (sources / f"city.{split}.tsv").write_text("".join(queries))
-        (sources / f"city.{split}.qrels").write_text("".join(judgements))
-    (sources / "recipe.gin").write_text(RECIPE)
 
 
 def run(*arguments: str) -> None:
@@ -110,10 +41,9 @@ def tidy() -> None:
 
 def main() -> None:
     """Runs the commands of a project, from its texts to its table."""
-    shutil.rmtree(ARTIFACTS, ignore_errors=True)
-    ARTIFACTS.mkdir()
     os.chdir(ARTIFACTS)
-    write_sources()
+    for folder in {*pathlib.Path().iterdir()} - {pathlib.Path("sources")}:
+        shutil.rmtree(folder)
     run("prepare", "sources", *COLLECTION)
     add_retrieval_task("places_city", collection="places", task="city")
     run(
