@@ -134,8 +134,12 @@ def augmented(batch=3, documents=2, length=7, seed=1):
 
 def assert_close(actual, expected, *, rtol=1e-4, atol=1e-6):
     """Of trees of arrays."""
-    close = functools.partial(np.testing.assert_allclose, rtol=rtol, atol=atol)
-    jax.tree.map(close, actual, expected)
+
+    def check(path, one, other):
+        where = jax.tree_util.keystr(path)
+        np.testing.assert_allclose(one, other, rtol=rtol, atol=atol, err_msg=where)
+
+    jax.tree_util.tree_map_with_path(check, actual, expected)
 
 
 @functools.partial(jax.jit, static_argnames=("model", "role", "task", "train"))

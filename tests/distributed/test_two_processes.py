@@ -1,7 +1,5 @@
 """Two processes of one device each train what one process with two devices trains."""
 
-from __future__ import annotations
-
 import pathlib
 import re
 import signal
@@ -14,6 +12,7 @@ import numpy as np
 import pytest
 import tiny_command
 import tiny_training
+from tiny_models import assert_close
 from train_one_process import STEPS, encode_passages
 
 from taser_jax.retrieval.embeddings import Embeddings
@@ -103,28 +102,19 @@ def test_losses_and_validation_are_equal(folder):
     # What is compared is no standstill.
     assert len({values["train/loss"] for values in single.values()}) == STEPS
     assert "validation/mrr" in two[3]
-    for step, metrics in single.items():
-        assert metrics.keys() == two[step].keys()
-        for name, value in metrics.items():
-            np.testing.assert_allclose(two[step][name], value, rtol=2e-4, err_msg=f"{name} {step}")
+    assert_close(two, single, rtol=2e-4, atol=0)
 
 
 def test_parameters_and_moments_are_equal(folder):
-    single = tiny_command.final_state(folder / "model_1", STEPS)
-    two = tiny_command.final_state(folder / "model_2", STEPS)
-    assert single.keys() == two.keys()
-    for name, value in single.items():
-        np.testing.assert_allclose(two[name], value, rtol=1e-3, atol=2e-5, err_msg=name)
+    single, two = (tiny_command.final_state(folder / f"model_{n}", STEPS) for n in (1, 2))
+    assert_close(two, single, rtol=1e-3, atol=2e-5)
 
 
 def test_restarted_after_a_kill_they_reach_the_same_bits(folder):
-    whole = tiny_command.final_state(folder / "model_2", STEPS)
-    resumed = tiny_command.final_state(folder / "killed", STEPS)
-    assert whole.keys() == resumed.keys()
-    for name, value in whole.items():
-        np.testing.assert_array_equal(resumed[name], value, err_msg=name)
-    metrics = [tiny_command.metrics_by_step(folder / name) for name in ("model_2", "killed")]
-    assert metrics[0] == metrics[1]
+    whole, resumed = folder / "model_2", folder / "killed"
+    expected = tiny_command.final_state(whole, STEPS)
+    np.testing.assert_equal(tiny_command.final_state(resumed, STEPS), expected)
+    assert tiny_command.metrics_by_step(resumed) == tiny_command.metrics_by_step(whole)
     log = (folder / "resumed.2.0.log").read_text()
     # The save of step 4 may have been under way.
     assert re.search(f"resuming after step [34] of {STEPS}", log)
@@ -132,8 +122,7 @@ def test_restarted_after_a_kill_they_reach_the_same_bits(folder):
 
 def test_only_the_first_process_logs(folder):
     assert "parameters:" in (folder / "resumed.2.0.log").read_text()
-    other = (folder / "resumed.2.1.log").read_text()
-    assert not re.search("parameters:|train:|resuming", other)
+    assert not re.search("parameters:|train:|resuming", (folder / "resumed.2.1.log").read_text())
 
 
 def test_hosts_started_with_other_settings_are_reported_which(folder):
@@ -190,8 +179,7 @@ def test_two_hosts_encode_what_one_encodes(folder):
     together = Embeddings(folder / "embeddings")
     assert len(together) == 48
     assert together.fingerprints == encode_passages(folder, "alone")
-    alone = Embeddings(folder / "alone")
-    np.testing.assert_allclose(together[:], alone[:], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(together[:], Embeddings(folder / "alone")[:], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("process_id", [pytest.param(0, marks=pytest.mark.release), 1])

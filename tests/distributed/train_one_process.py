@@ -1,7 +1,5 @@
 """One of several processes that work together; started by the test beside it."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import io
@@ -14,6 +12,16 @@ import sys
 import time
 
 import jax
+import tiny_training
+
+from taser_jax.assembly import program
+from taser_jax.cli import main as cli
+from taser_jax.commands.encode import encode
+from taser_jax.commands.pipelines.stages import Stages
+from taser_jax.devices import hosts
+from taser_jax.retrieval.encoding import EncodeConfig
+from taser_jax.storage.errors import ConfigError, TaserError
+from taser_jax.training.watch import agree_to_save
 
 STEPS = 6
 
@@ -22,30 +30,17 @@ def main(phase: str, process_count: int, folder: pathlib.Path) -> None:
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("taser").setLevel(logging.INFO)
     jax.config.update("jax_num_cpu_devices", 2 // process_count)
-    from taser_jax.devices import hosts
-
     if process_count > 1:
         hosts.initialize(timeout=120)
     assert jax.device_count() == 2
     process_id = jax.process_index()
-
-    import tiny_training
-
-    from taser_jax.assembly.data import TrainingData
-    from taser_jax.commands.train import train
-    from taser_jax.storage.errors import ConfigError, TaserError
-
+    model = tiny_training.model_config(dropout_rate=0.1)
     training = tiny_training.training_config(
         train_steps=STEPS, evaluation_period=3, checkpoint_period=2
     )
 
     def train_into(name: str, config=training) -> None:
-        train(
-            model_dir=str(folder / name),
-            data=TrainingData(str(folder / "tokens")),
-            model=tiny_training.model_config(dropout_rate=0.1),
-            training=config,
-        )
+        tiny_training.start(folder / name, folder / "tokens", config, model=model)
 
     if phase == "whole":
         train_into(f"model_{process_count}")
@@ -55,7 +50,7 @@ def main(phase: str, process_count: int, folder: pathlib.Path) -> None:
         except ConfigError as error:
             (folder / f"refused.{process_id}").write_text(str(error))
         commands_that_differ(folder, process_id)
-        stages_and_errors(folder, process_id, hosts, TaserError)
+        stages_and_errors(folder, process_id)
         clocks_that_differ(process_id)
         encode_passages(folder, "embeddings")
         # The test kills a process of this training; what is left of it goes on in "resumed".
@@ -80,8 +75,6 @@ def wait_at_step(step: int) -> None:
 
 def before_each_step(call) -> None:
     """Makes trainings of this process call it with the number of steps done."""
-    from taser_jax.assembly import program
-
     make = program.make_train_step
 
     def make_calling(*args, **kwargs):
@@ -98,8 +91,6 @@ def before_each_step(call) -> None:
 
 def run_command(folder, name: str, process_id: int, *flags: str) -> None:
     """`taser train --multihost` in this process, which has joined the other; notes what it said."""
-    from taser_jax.cli import main as cli
-    from taser_jax.devices import hosts
 
     def initialize(*, timeout: int) -> None:
         if not hosts.is_first():
@@ -115,12 +106,13 @@ def run_command(folder, name: str, process_id: int, *flags: str) -> None:
 
 def commands_that_differ(folder, process_id: int) -> None:
     """What hosts are told whose commands are not the same, before anything is computed."""
-    seed = f"--gin.RANDOM_SEED={process_id}"
-    run_command(folder, "other_seed", process_id, "--gin.TRAIN_STEPS=1", seed)
-    broken = ["--gin.TrainingConfig.sede=0"] * (process_id == 1)
-    run_command(folder, "one_broken", process_id, "--gin.TRAIN_STEPS=1", *broken)
-    dry = ["--dry_run"] * (process_id == 1)
-    run_command(folder, "one_dry", process_id, "--gin.TRAIN_STEPS=1", *dry)
+    for name, flag in {
+        "other_seed": "--gin.RANDOM_SEED=1",
+        "one_broken": "--gin.TrainingConfig.sede=0",
+        "one_dry": "--dry_run",
+    }.items():
+        of_second = [flag] if process_id == 1 else []
+        run_command(folder, name, process_id, "--gin.TRAIN_STEPS=1", *of_second)
 
 
 def preempted(folder, process_id: int) -> None:
@@ -137,9 +129,7 @@ def preempted(folder, process_id: int) -> None:
     run_command(folder, "preempted", process_id, *flags)
 
 
-def stages_and_errors(folder, process_id, hosts, error_type) -> None:
-    from taser_jax.commands.pipelines.stages import Stages
-
+def stages_and_errors(folder, process_id: int) -> None:
     calls = []
 
     @hosts.first_host_only
@@ -152,19 +142,16 @@ def stages_and_errors(folder, process_id, hosts, error_type) -> None:
         raise FileNotFoundError("no such run")
 
     stages = Stages(folder / "pipeline")
-    outputs = [stages.run("work", once, seed=0) for _ in range(2)]
-    assert outputs == [{"made on": 0}] * 2
+    assert [stages.run("work", once, seed=0) for _ in range(2)] == [{"made on": 0}] * 2
     assert calls == [0] * (process_id == 0)
     try:
         fails()
-    except (FileNotFoundError, error_type) as error:
+    except (FileNotFoundError, TaserError) as error:
         (folder / f"failed.{process_id}").write_text(f"{type(error).__name__}: {error}")
 
 
 def clocks_that_differ(process_id: int) -> None:
     """Host 0's clock decides when a checkpoint is due."""
-    from taser_jax.training.watch import agree_to_save
-
     past, future = -math.inf, math.inf
     assert agree_to_save((past, future)[process_id], logs=True)
     assert not agree_to_save((future, past)[process_id], logs=True)
@@ -173,9 +160,6 @@ def clocks_that_differ(process_id: int) -> None:
 
 
 def encode_passages(folder, name: str) -> dict[str, str]:
-    from taser_jax.commands.encode import encode
-    from taser_jax.retrieval.encoding import EncodeConfig
-
     return encode(
         model_dir=str(folder / "model_2"),
         token_store=str(folder / "tokens"),
