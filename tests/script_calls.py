@@ -1,7 +1,5 @@
 """Benchmarks' scripts as modules, or run with a stand-in for `taser` that checks its commands."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os
@@ -21,6 +19,8 @@ from taser_jax.systems.muf.tables import write_row
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
 BENCHMARKS = REPOSITORY / "benchmarks"
+# The programs of this Python first.
+PATH = f"{pathlib.Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 # Notes its arguments, then does what the test has it do.
 _STAND_IN = """#!{python} -S
 import json, sys
@@ -79,8 +79,6 @@ def load_script(script: str) -> types.ModuleType:
             sys.path.append(str(folder))
     name = f"benchmark_{script.removesuffix('.py').replace('/', '_')}"
     spec = importlib.util.spec_from_file_location(name, BENCHMARKS / script)
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     # Dataclasses look their module up by name.
     sys.modules[name] = module
@@ -107,28 +105,32 @@ def run_script(
     Returns:
         The commands' arguments, joined by spaces, and what the script printed.
     """
-    calls = folder / "calls"
+    calls, taser = folder / "calls", folder / "bin" / "taser"
     calls.write_text("")
-    binaries = folder / "bin"
-    binaries.mkdir(exist_ok=True)
-    taser = binaries / "taser"
+    taser.parent.mkdir(exist_ok=True)
     taser.write_text(_STAND_IN.format(python=sys.executable, calls=str(calls), body=body))
     taser.chmod(0o755)
-    path = os.pathsep.join(
-        [str(binaries), str(pathlib.Path(sys.executable).parent), os.environ["PATH"]]
-    )
+    path = f"{taser.parent}{os.pathsep}{PATH}"
+    ran = run_for_real(script, *arguments, **{"PATH": path, "PYTHONPATH": str(REPOSITORY)} | env)
+    given = [json.loads(line) for line in calls.read_text().splitlines()]
+    for words in given:
+        check_options(words)
+    return [" ".join(words) for words in given], ran.stdout
+
+
+def run_for_real(
+    script: str, *arguments: str | os.PathLike[str], **env: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs a script that must succeed, by its path in the repository."""
     ran = subprocess.run(
         [REPOSITORY / script, *arguments],
-        env=os.environ | {"PATH": path, "PYTHONPATH": str(REPOSITORY)} | env,
+        env=os.environ | {"PATH": PATH} | env,
         check=False,
         capture_output=True,
         text=True,
     )
     assert ran.returncode == 0, ran.stderr
-    given = [json.loads(line) for line in calls.read_text().splitlines()]
-    for words in given:
-        check_options(words)
-    return [" ".join(words) for words in given], ran.stdout
+    return ran
 
 
 def run_python(script: str, *arguments: str | os.PathLike[str], **env: str) -> str:

@@ -5,7 +5,8 @@ import pathlib
 import subprocess
 
 import pytest
-from script_calls import load_script
+from script_calls import load_script, value
+from written_files import write
 
 pytestmark = pytest.mark.slow
 
@@ -15,19 +16,21 @@ def benchmark():
     return load_script("compile_table.py")
 
 
-def command(status: int, *, fits: bool | None, told: str = ""):
-    """Stands for `taser compile`: ends with a status and leaves a report, or none."""
+@pytest.fixture
+def compile_row(benchmark, tmp_path, monkeypatch):
+    """Compiles the first row, where `taser compile` ends with a status and may leave a report."""
 
-    def run(arguments, **_):
-        output = next(
-            each for each in arguments if each.startswith("--gin.compile_recipe.output_dir=")
-        )
-        if fits is not None:
-            path = pathlib.Path(output.partition("=")[2]) / "report.json"
-            path.write_text(json.dumps({"fits": fits}))
-        return subprocess.CompletedProcess(arguments, status, "", told)
+    def compile_row(status, fits, told):
+        def run(arguments, **_):
+            output = value(" ".join(arguments), "compile_recipe.output_dir")
+            if fits is not None:
+                pathlib.Path(output, "report.json").write_text(json.dumps({"fits": fits}))
+            return subprocess.CompletedProcess(arguments, status, "", told)
 
-    return run
+        monkeypatch.setattr(benchmark.subprocess, "run", run)
+        benchmark.compile_row(benchmark.ROWS[0], tmp_path, effort="quick", padding="full")
+
+    return compile_row
 
 
 @pytest.mark.parametrize(
@@ -35,12 +38,11 @@ def command(status: int, *, fits: bool | None, told: str = ""):
     [(0, True, "", 1), (2, False, "TrainingConfig.num_chunks=8", 3)],
 )
 def test_a_step_that_fits_and_one_that_does_not(
-    benchmark, tmp_path, monkeypatch, status, fits, told, attempts
+    benchmark, compile_row, tmp_path, status, fits, told, attempts
 ):
-    row = benchmark.ROWS[0]
-    monkeypatch.setattr(benchmark.subprocess, "run", command(status, fits=fits, told=told))
-    benchmark.compile_row(row, tmp_path, effort="quick", padding="full")
-    made = json.loads((tmp_path / row.name / "row.json").read_text())["attempts"]
+    compile_row(status, fits, told)
+    row_file = tmp_path / benchmark.ROWS[0].name / "row.json"
+    made = json.loads(row_file.read_text())["attempts"]
     assert [attempt["fits"] for attempt in made] == [fits] * attempts
     assert fits or made[-1]["num_chunks"] == 8
 
@@ -54,23 +56,17 @@ def test_a_step_that_fits_and_one_that_does_not(
         (-6, None),
     ],
 )
-def test_any_other_end_leaves_no_row(benchmark, tmp_path, monkeypatch, status, fits):
-    row = benchmark.ROWS[0]
-    (tmp_path / row.name).mkdir()
+def test_any_other_end_leaves_no_row(benchmark, compile_row, tmp_path, status, fits):
     # Of an earlier run, and not of this one.
-    (tmp_path / row.name / "report.json").write_text('{"fits": false}')
-    monkeypatch.setattr(benchmark.subprocess, "run", command(status, fits=fits, told="why"))
+    report = write(tmp_path / benchmark.ROWS[0].name / "report.json", '{"fits": false}')
     with pytest.raises(SystemExit, match="why"):
-        benchmark.compile_row(row, tmp_path, effort="quick", padding="full")
-    assert not (tmp_path / row.name / "row.json").exists()
+        compile_row(status, fits, "why")
+    assert not report.with_name("row.json").exists()
 
 
 def test_a_row_of_the_table(benchmark, tmp_path):
     row = benchmark.Row("taser", 256, "v5e:2x4")
-    directory = tmp_path / row.name
-    directory.mkdir()
     attempt = {"num_chunks": 2, "fits": True, "seconds": 60.0}
-    (directory / "row.json").write_text(json.dumps({"attempts": [attempt]}))
     report = {
         "memory": {"peak": 8 * 2**30, "hbm": 16 * 2**30},
         "flops": {"model": 10e12, "matrix_products": 15e12, "loop_factor": 2.0},
@@ -82,7 +78,8 @@ def test_a_row_of_the_table(benchmark, tmp_path):
         },
         "padding": 0.101,
     }
-    (directory / "report.json").write_text(json.dumps(report))
+    for name, content in {"row": {"attempts": [attempt]}, "report": report}.items():
+        write(tmp_path / row.name / f"{name}.json", json.dumps(content))
     cells = benchmark.markdown(tmp_path).splitlines()[-1].strip("| ").split(" | ")
     expected = "taser 256 v5e:2x4 2 8.00 50% 15.00 1.50 100 7 50.0 131.0 14.3 HBM 39% 35% 10%"
     assert cells == expected.split()

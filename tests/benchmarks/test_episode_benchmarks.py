@@ -9,7 +9,7 @@ import pytest
 import recipes
 from bert_checkpoints import write_with_vocabulary
 from script_calls import RESULTS, load_script, run_script, value
-from small_world import SmallWorld, figures, gin, succeed
+from small_world import figures, gin, succeed
 
 from taser_jax.optim.multitask import Combiner
 from taser_jax.optim.task_gradients import Reduction
@@ -56,13 +56,8 @@ def run(
     benchmark: str, folder: pathlib.Path, tasks: tuple[str, ...], **environment: str
 ) -> list[str]:
     """Runs a benchmark with the stand-in for `taser`; the commands it gave."""
-    calls, _ = run_script(
-        *(f"benchmarks/{benchmark}/run.sh", "source", folder / "out", "minilm"),
-        folder=folder,
-        body=f"TASKS = {tasks!r}\n{TASER}",
-        **environment,
-    )
-    return calls
+    words = (f"benchmarks/{benchmark}/run.sh", "source", folder / "out", "minilm")
+    return run_script(*words, folder=folder, body=f"TASKS = {tasks!r}\n{TASER}", **environment)[0]
 
 
 def pipelines(calls: list[str]) -> dict[tuple[str, str], str]:
@@ -81,13 +76,13 @@ def headline(directory: pathlib.Path, number: int, measure: str) -> dict[str, An
 
 
 @pytest.fixture(scope="module")
-def kilt_mini(tmp_path_factory: pytest.TempPathFactory) -> tuple[pathlib.Path, list[str]]:
+def kilt_mini(tmp_path_factory) -> tuple[pathlib.Path, list[str]]:
     folder = tmp_path_factory.mktemp("kilt_mini")
     rows = "t-sage-2.0 t-sage-0.5 per-task pcgrad"
     return folder, run("kilt_mini", folder, KILT_MINI, SEEDS="0 2", ROWS=rows)
 
 
-def test_which_commands_kilt_mini_gives(kilt_mini: tuple[pathlib.Path, list[str]]):
+def test_which_commands_kilt_mini_gives(kilt_mini):
     folder, calls = kilt_mini
     names = [call.split()[0] for call in calls]
     assert names[:4] == ["prepare", "tokenize", "tokenize", "tokenize"]
@@ -118,7 +113,7 @@ def test_which_commands_kilt_mini_gives(kilt_mini: tuple[pathlib.Path, list[str]
     assert "t-sage-0.5/episode-2/model" in calls[-1]
 
 
-def test_the_tables_of_kilt_mini(kilt_mini: tuple[pathlib.Path, list[str]]):
+def test_the_tables_of_kilt_mini(kilt_mini):
     """Every finished row, and claims with their effects; three of four queries have the value."""
     output = kilt_mini[0] / "out"
     table, claims = (output / "pages.md").read_text().split("\n\n")
@@ -153,9 +148,7 @@ def test_the_tables_of_kilt_mini(kilt_mini: tuple[pathlib.Path, list[str]]):
         ("experts", 10, "R@20", "taser-3 over shared", 75 * (3 * 0.1 + 0.3) / 4),
     ],
 )
-def test_parts_of_pydocs_tasks(
-    tmp_path: pathlib.Path, part: str, number: int, measure: str, rows: str, effect: float
-):
+def test_parts_of_pydocs_tasks(tmp_path, part, number, measure, rows, effect):
     """The first seed chooses T-SAGE's temperature and the experts' rate for the other."""
     given = pipelines(run("pydocs_tasks", tmp_path, PYDOCS, PARTS=part, SEEDS="0 3"))
     first = {"tsage": ["t-sage-2.0", "pcgrad"], "experts": ["taser-1-pydocs"]}
@@ -179,9 +172,7 @@ def test_cosines_of_gradients():
 
 
 @pytest.mark.release
-def test_recipes_of_kilt_mini_start_from_the_pretrained_weights_and_branch(
-    small_world: SmallWorld, tmp_path: pathlib.Path
-):
+def test_recipes_of_kilt_mini_start_from_the_pretrained_weights_and_branch(small_world, tmp_path):
     vocabulary = small_world.root / "vocabulary"
     checkpoint = write_with_vocabulary(tmp_path / "minilm", vocabulary, num_layers=2)
 
@@ -190,8 +181,7 @@ def test_recipes_of_kilt_mini_start_from_the_pretrained_weights_and_branch(
             *("pipeline", "ance", "--gin_file=runs/kilt_mini_ance.gin", *flags),
             *gin(DATA_DIR=small_world.data_dir, TOKEN_STORE=small_world.token_store),
             *gin("pipeline_ance", name=name),
-            *gin(OUTPUT_DIR=tmp_path / name, PRETRAINED=checkpoint),
-            *gin(STATES_DIR=tmp_path / "states"),
+            *gin(OUTPUT_DIR=tmp_path / name, STATES_DIR=tmp_path / "states", PRETRAINED=checkpoint),
             *gin("EvaluationConfig", judge="qrels", measures=["R@1"]),
             *gin(WARM_UP_STEPS=1, TRAIN_STEPS=1, WARMUP_STEPS=0),
             *gin("ValidationConfig", num_batches=0),
@@ -228,7 +218,7 @@ def test_recipes_of_kilt_mini_start_from_the_pretrained_weights_and_branch(
         *((("pydocs_ance", f"optim/{combiner}"), Combiner(combiner)) for combiner in BRANCHES),
     ],
 )
-def test_what_comes_before_the_last_episode_is_the_plain_sum(recipe, combiner: Combiner):
+def test_what_comes_before_the_last_episode_is_the_plain_sum(recipe, combiner):
     """A run that warms up itself does so as TACO-DR does, not with its last episode's optimiser."""
     files = [f"{name}.gin" if "/" in name else f"runs/{name}.gin" for name in recipe]
     setting = recipes.value("pipeline ance", "setting", *files)

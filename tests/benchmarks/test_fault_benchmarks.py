@@ -5,6 +5,7 @@ import sys
 import numpy as np
 import pytest
 from script_calls import load_script
+from written_files import write_all
 
 from taser_jax.storage.artifacts import write_json
 
@@ -22,10 +23,7 @@ sys.exit(134)
 
 def test_a_host_is_killed_in_a_stage_and_the_other_ends_by_itself(tmp_path, monkeypatch):
     host_faults = load_script("host_faults.py")
-    package = tmp_path / "taser_jax"
-    package.mkdir()
-    (package / "__init__.py").write_text("")
-    (package / "cli.py").write_text(HOST)
+    write_all(tmp_path / "taser_jax", {"__init__.py": "", "cli.py": HOST})
     monkeypatch.chdir(tmp_path)
     pair = host_faults.Pair([], tmp_path, {})
     try:
@@ -40,12 +38,8 @@ def test_a_host_is_killed_in_a_stage_and_the_other_ends_by_itself(tmp_path, monk
 
 def test_damage_is_one_bit_and_forgotten_stages(tmp_path):
     faults = load_script("faults.py")
-    stages = tmp_path / "out" / "stages"
-    stages.mkdir(parents=True)
-    for name in "abc":
-        (stages / f"{name}.json").write_text("")
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "numbers").write_bytes(bytes(100))
+    files = {f"out/stages/{name}.json": "" for name in "abc"} | {"data/numbers": bytes(100)}
+    write_all(tmp_path, files)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     job = faults.Job(lambda world: [], "out", ["data"])
     told = faults.damage(tmp_path, job, np.random.default_rng(1), flips=True)
@@ -113,8 +107,7 @@ checksums._compared_files = lambda root: [(root, None)]
 
 def test_without_checksums_the_harness_reports_wrong_results(tmp_path):
     faults = load_script("faults.py")
-    (tmp_path / "modules").mkdir()
-    (tmp_path / "modules" / "sitecustomize.py").write_text(UNCHECKED)
+    write_all(tmp_path / "modules", {"sitecustomize.py": UNCHECKED})
 
     def make(world):
         write_json(world / "data" / "text.json", {"text": 1000 * "a"})

@@ -2,15 +2,12 @@
 
 import csv
 import json
-import os
 import pathlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 from bert_checkpoints import write_with_vocabulary
-from script_calls import REPOSITORY, load_script, run_python, write_hits
+from script_calls import load_script, run_for_real, run_python, write_hits
 from written_files import beir, write
 
 from taser_jax.data.collections.store import QuerySet
@@ -33,7 +30,7 @@ def write_seed(directory: pathlib.Path, rows: dict[str, float], auroc: float) ->
     (directory / "uncertainty.csv").write_text("\n".join([*lines, "A,b,False,0.9,0.1"]) + "\n")
 
 
-def test_rows_have_their_spread_and_claims_their_intervals(tmp_path: pathlib.Path):
+def test_rows_have_their_spread_and_claims_their_intervals(tmp_path):
     unseen = "Joint without the domain"
     rows = {"MUF": 0.8, "Joint": 0.5, "Equal weights": 0.6, unseen: 0.3}
     write_seed(tmp_path / "seed-0", rows, auroc=0.5)
@@ -62,16 +59,15 @@ def test_rows_have_their_spread_and_claims_their_intervals(tmp_path: pathlib.Pat
 
 
 @pytest.mark.release
-def test_all_of_it_on_a_few_questions(tmp_path: pathlib.Path):
+def test_all_of_it_on_a_few_questions(tmp_path):
     shared = tmp_path / "shared"
     write_shared(shared)
-    (tmp_path / "vocabulary").mkdir()
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    numbers = [*map(str, range(100)), "about", "?"]
-    (tmp_path / "vocabulary" / "vocab.txt").write_text("\n".join([*special, *WORDS, *numbers]))
+    words = [*special, *WORDS, *map(str, range(100)), "about", "?"]
+    write(tmp_path / "vocabulary" / "vocab.txt", "\n".join(words))
     checkpoint = write_with_vocabulary(tmp_path / "minilm", tmp_path / "vocabulary", num_layers=6)
     command = [
-        *(REPOSITORY / "benchmarks/muf/run.sh", shared, tmp_path / "out", checkpoint),
+        *("benchmarks/muf/run.sh", shared, tmp_path / "out", checkpoint),
         *("--gin.WARMUP_STEPS=1", "--gin.BATCH_SIZE=8"),
         *("--gin.EnsembleTraining.epochs=1", "--gin.EnsembleConfig.members=3"),
         *("--gin.Fusion.sizes=(2,)", "--gin.MixedConfig.queries=20"),
@@ -79,16 +75,8 @@ def test_all_of_it_on_a_few_questions(tmp_path: pathlib.Path):
         *("--gin.FusionConfig.depth=50", "--gin.Weighing.k=50"),
     ]
     environment = {"SEEDS": "0", "STEPS": "1", "PASSAGE_LENGTH": "8", "DISTRACTORS": "1.0"}
-    binaries = pathlib.Path(sys.executable).parent
     for _ in range(2):
-        ran = subprocess.run(
-            command,
-            env={**os.environ, **environment, "PATH": f"{binaries}:{os.environ['PATH']}"},
-            check=False,
-            capture_output=True,
-            text=True,
-        )
-        assert ran.returncode == 0, ran.stderr[-3000:]
+        ran = run_for_real(*command, **environment)
     # The second time nothing was left to do.
     assert "squad-train: reused" in ran.stderr
     text = (tmp_path / "out" / "muf.md").read_text()

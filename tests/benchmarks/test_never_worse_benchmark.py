@@ -17,20 +17,18 @@ def never_worse() -> Any:
 
 
 @pytest.fixture
-def kilt_mini(tmp_path: pathlib.Path) -> pathlib.Path:
+def kilt_mini(tmp_path) -> pathlib.Path:
     return written_files.kilt_mini(tmp_path / "data" / "kilt_mini", queries=20)
 
 
 def written(never_worse: Any, folder: pathlib.Path, data: Any, size: int | None) -> dict[str, set]:
     counts = never_worse.write_cell(data, folder, size=size, passages=24)
     assert detect(folder).passages == (str(folder / "corpus.jsonl"),)
-    ids_by_part = {
-        name: {line.split("\t")[0] for line in path.read_text().splitlines()[1:]}
-        for name in ("train", "test")
-        for path in [folder / "qrels" / f"{name}.tsv"]
-    }
     corpus = [json.loads(line) for line in (folder / "corpus.jsonl").read_text().splitlines()]
-    ids_by_part["passages"] = {passage["_id"] for passage in corpus}
+    ids_by_part = {"passages": {passage["_id"] for passage in corpus}}
+    for name in ("train", "test"):
+        _, *lines = (folder / "qrels" / f"{name}.tsv").read_text().splitlines()
+        ids_by_part[name] = {line.split("\t")[0] for line in lines}
     assert {name: len(ids) for name, ids in ids_by_part.items()} == counts
     assert {"_id": "7", "title": "title 7", "text": 'text "7"'} in corpus
     return ids_by_part
@@ -60,9 +58,8 @@ def test_a_finished_cell_is_not_run_again(never_worse, kilt_mini, tmp_path, monk
     runs: list[int | None] = []
 
     def run_cell(data: Any, root: pathlib.Path, *, size: int | None, options: Any) -> dict:
-        (root / "results").mkdir(parents=True)
-        (root / "results" / "table.md").write_text("table")
-        (root / "results" / "decided.gin").write_text(f"TRAIN_STEPS = {size}")
+        files = {"table.md": "table", "decided.gin": f"TRAIN_STEPS = {size}"}
+        written_files.write_all(root / "results", files)
         runs.append(size)
         return {
             "counts": {"train": 4, "test": 5, "passages": 24},
@@ -74,11 +71,11 @@ def test_a_finished_cell_is_not_run_again(never_worse, kilt_mini, tmp_path, monk
         }
 
     monkeypatch.setattr(never_worse, "run_cell", run_cell)
-    arguments = [f"--data={kilt_mini.parent}", f"--out={tmp_path}", "--sets=fm2"]
     monkeypatch.setattr(never_worse, "SIZES", ("4", "500", "all"))
     data = never_worse.read_set(kilt_mini.parent, "fm2", train=4, test=99)
     monkeypatch.setattr(never_worse, "read_set", lambda *_, **__: data)
-    arguments += ["--sizes=4,500,all"]
+    where = [f"--data={kilt_mini.parent}", f"--out={tmp_path}"]
+    arguments = [*where, "--sets=fm2", "--sizes=4,500,all"]
     never_worse.main(arguments)
     output = capsys.readouterr().out
     assert "no cell of 500" in output
@@ -86,9 +83,8 @@ def test_a_finished_cell_is_not_run_again(never_worse, kilt_mini, tmp_path, monk
     never_worse.main(arguments)
     assert runs == [4]
     assert (tmp_path / "cells" / "fm2-4.gin").read_text() == "TRAIN_STEPS = 4"
-    assert "| fm2 | 4 | TASER + BM25 | 25.0 | 50.0 | +1.0 [-2.0, +4.0] |" in (
-        (tmp_path / "table.md").read_text()
-    )
+    table = (tmp_path / "table.md").read_text()
+    assert "| fm2 | 4 | TASER + BM25 | 25.0 | 50.0 | +1.0 [-2.0, +4.0] |" in table
     claims = json.loads((tmp_path / "cells.json").read_text())["claims"]
     assert claims["never below by more than noise"] == {"holds": True, "below": []}
     assert claims["above on average"] == {"holds": True, "mean": 0.01, "cells": 1}

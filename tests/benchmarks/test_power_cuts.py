@@ -6,6 +6,7 @@ import sys
 
 import pytest
 from script_calls import load_script
+from written_files import write
 
 # Replaces a file by another, whose content it syncs or not, and then syncs the folder.
 PROGRAM = """
@@ -31,33 +32,29 @@ def content(disk: pathlib.Path) -> str:
     return (disk / "name").read_text() or "nothing"
 
 
-def before(root: pathlib.Path) -> pathlib.Path:
-    (root / "before").mkdir()
-    (root / "before" / "name").write_text("old")
-    return root / "before"
+@pytest.fixture
+def before(tmp_path):
+    return write(tmp_path / "before" / "name", "old").parent
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 @pytest.mark.parametrize(
     ("how", "expected"), [("synced", {"old", "new"}), ("unsynced", {"old", "nothing"})]
 )
-def test_a_rename_without_fsync_is_noticed(power_cuts, tmp_path, how, expected):
-    shutil.copytree(before(tmp_path), tmp_path / "folder")
+def test_a_rename_without_fsync_is_noticed(power_cuts, before, tmp_path, how, expected):
+    shutil.copytree(before, tmp_path / "folder")
     command = [sys.executable, "-c", PROGRAM, str(tmp_path / "folder"), how]
     notes = power_cuts.recorded(command, tmp_path / "folder", tmp_path / "notes")
     kinds = [kind for kind, _, _ in notes]
     assert kinds == ["file", *(["sync"] if how == "synced" else []), "rename", "sync"]
-    outcomes = power_cuts.outcomes(notes, tmp_path / "folder", tmp_path / "before", content)
-    assert {name: set(words) for name, words in outcomes.items()} == {
-        "synced names": expected,
-        "all names": expected,
-    }
+    outcomes = power_cuts.outcomes(notes, tmp_path / "folder", before, content)
+    outcomes = {name: set(words) for name, words in outcomes.items()}
+    assert outcomes == {"synced names": expected, "all names": expected}
 
 
-def test_names_that_were_not_synced_are_lost(power_cuts, tmp_path):
+def test_names_that_were_not_synced_are_lost(power_cuts, before, tmp_path):
     """A name reaches the disk with its folder, and the folder with the one above it."""
-    whole = tmp_path / "copy"
-    whole.write_text("new")
+    whole = write(tmp_path / "copy", "new")
     root = pathlib.Path("/world")
     notes = [
         ("folder", "/world/a", ""),
@@ -69,11 +66,10 @@ def test_names_that_were_not_synced_are_lost(power_cuts, tmp_path):
         ("remove", "/world/a/name", ""),
         ("rename", "/world/a", "/world/b"),
     ]
-    start = before(tmp_path)
 
     def files(count: int, *, all_names: bool) -> dict[str, str]:
         target = tmp_path / f"{count}{all_names}"
-        power_cuts.Disk(root, start).play(notes[:count]).write(target, all_names=all_names)
+        power_cuts.Disk(root, before).play(notes[:count]).write(target, all_names=all_names)
         paths = (path for path in target.rglob("*") if path.is_file())
         return {str(path.relative_to(target)): path.read_text() for path in paths}
 

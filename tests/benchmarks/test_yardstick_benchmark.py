@@ -1,13 +1,12 @@
 """The yardstick: what its command runs, what its table says, and its recipe on a small world."""
 
 import json
-import pathlib
 
 import pytest
 from bert_checkpoints import write_with_vocabulary
 from script_calls import run_script, write_hits
-from small_world import SmallWorld, figures, gin, succeed
-from written_files import beir
+from small_world import figures, gin, succeed
+from written_files import beir, write
 
 from taser_jax.assembly.model_directory import load_model
 from taser_jax.models.parameters import parameter_count
@@ -16,27 +15,21 @@ pytestmark = pytest.mark.slow
 
 TASKS = ("squad", "nq_qed", "fm2", "selqa", "climate_fever", "fewrel", "cmu_dog")
 TASER = "TASER (negatives of BM25 and MiniLM, untrained)"
-HELD_OUT = (9, 14, 24, 25)
 
 
-def run(
-    folder: pathlib.Path, *options: str, script: str = "run.sh", **environment: str
-) -> tuple[list[str], str]:
+def run(folder, *options, script="run.sh", **environment):
     """Runs a script with a stand-in for `taser`: the commands it gave, and what it printed."""
-    return run_script(
-        *(f"benchmarks/yardstick/{script}", folder / "source", folder / "out", "minilm", *options),
-        folder=folder,
-        **environment,
-    )
+    words = (f"benchmarks/yardstick/{script}", folder / "source", folder / "out", "minilm")
+    return run_script(*words, *options, folder=folder, **environment)
 
 
-def hits(folder: pathlib.Path, system: str, *counts: int, parameters: int | None = None) -> None:
+def hits(folder, system, *counts, parameters=None):
     """A row of so many of ten queries by task."""
     of_tasks = dict(zip(TASKS, counts, strict=True))
     write_hits(folder, system, of_tasks, measures=["R@20"], parameters=parameters)
 
 
-def test_it_runs_the_recipe_and_prints_the_table(tmp_path: pathlib.Path):
+def test_it_runs_the_recipe_and_prints_the_table(tmp_path):
     hits(tmp_path / "out/comparison", "BM25", 9, 8, 7, 6, 5, 4, 3)
     hits(tmp_path / "out/comparison", TASER, 10, 10, 10, 10, 10, 10, 3, parameters=1000)
     calls, printed = run(tmp_path, "--gin.TRAIN_STEPS=20")
@@ -55,26 +48,21 @@ def test_it_runs_the_recipe_and_prints_the_table(tmp_path: pathlib.Path):
     assert f"{tmp_path}/out/comparison/taser-1/model" in printed
 
 
-def test_beir_sets_are_parted_and_scored_as_the_models_are_and_trained(tmp_path: pathlib.Path):
-    header = "query-id\tcorpus-id\tscore"
+def test_beir_sets_are_parted_and_scored_as_the_models_are_and_trained(tmp_path):
     judged = [f"q{number}\tp{number}\t1" for number in range(40)]
     source = tmp_path / "source/beir/scifact"
     files = {"train": judged, "test": ["t0 p0 1"], "ending": ".gz"}
     beir(source, corpus={"p0": "x"}, queries={"q0": "?"}, **files)
     comparison = tmp_path / "out/beir/scifact/comparison"
-    comparison.mkdir(parents=True)
-    (comparison / "table.md").write_text("the table\n")
+    write(comparison / "table.md", "the table\n")
     calls, printed = run(tmp_path, script="beir.sh", SETS="scifact")
     parted = tmp_path / "out/beir/scifact/source"
-    splits = {
-        split: (parted / "qrels" / f"{split}.tsv").read_text().splitlines()
-        for split in ("train", "dev", "test")
-    }
     # sha256("qN"), first 8 bytes, divisible by 10; found with hashlib alone.
-    held_out = [judged[number] for number in HELD_OUT]
-    assert splits["dev"] == [header, *held_out]
-    assert splits["train"] == [header, *(line for line in judged if line not in held_out)]
-    assert splits["test"] == [header, "t0\tp0\t1"]
+    held_out = [judged[number] for number in (9, 14, 24, 25)]
+    kept = [line for line in judged if line not in held_out]
+    for split, lines in {"dev": held_out, "train": kept, "test": ["t0\tp0\t1"]}.items():
+        expected = ["query-id\tcorpus-id\tscore", *lines]
+        assert (parted / "qrels" / f"{split}.tsv").read_text().splitlines() == expected
     assert (parted / "corpus.jsonl.gz").samefile(source / "corpus.jsonl.gz")
     assert [call.split()[0] for call in calls] == [
         *("prepare", "tokenize", "pipeline", *["encode", "search", "evaluate"] * 2)
@@ -85,7 +73,7 @@ def test_beir_sets_are_parted_and_scored_as_the_models_are_and_trained(tmp_path:
     assert "the table" in printed
 
 
-def test_claim_11_is_about_the_worst_task(tmp_path: pathlib.Path):
+def test_claim_11_is_about_the_worst_task(tmp_path):
     hits(tmp_path / "out/comparison", "BM25", *[5] * 7)
     hits(tmp_path / "out/comparison", TASER, 9, 8, 7, 6, 9, 8, 7)
     run(tmp_path)
@@ -95,16 +83,12 @@ def test_claim_11_is_about_the_worst_task(tmp_path: pathlib.Path):
     assert (worst["effect"], worst["tasks"]) == (pytest.approx(10.0), {"selqa": worst["effect"]})
     [other] = [finding for finding in findings if not finding["headline"]]
     assert (other["text"], other["effect"]) == ("TASER over BM25", pytest.approx(190 / 7))
-    assert (
-        "| 11. One fine-tuned retriever reaches BM25 on every task | +10.0 |"
-        in (tmp_path / "out" / "yardstick.md").read_text()
-    )
+    table = (tmp_path / "out" / "yardstick.md").read_text()
+    assert "| 11. One fine-tuned retriever reaches BM25 on every task | +10.0 |" in table
 
 
 @pytest.mark.release
-def test_its_recipe_trains_both_models_from_the_pretrained_one(
-    small_world: SmallWorld, tmp_path: pathlib.Path
-):
+def test_its_recipe_trains_both_models_from_the_pretrained_one(small_world, tmp_path):
     vocabulary = small_world.root / "vocabulary"
     checkpoint = write_with_vocabulary(tmp_path / "minilm", vocabulary, num_layers=6)
     succeed(
