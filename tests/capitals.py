@@ -1,7 +1,5 @@
 """Eight passages to check by hand, with questions that have answers and some that have not."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import pathlib

@@ -1,7 +1,5 @@
 """Disks that change bytes, or do not take what is written."""
 
-from __future__ import annotations
-
 import builtins
 import contextlib
 import errno
@@ -51,8 +49,7 @@ def read_only(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
     """Python changes nothing below a folder: EROFS. Permissions would not stop root."""
 
     def check(path: Any) -> None:
-        inside = isinstance(path, str | os.PathLike) and pathlib.Path(path).is_relative_to(folder)
-        if inside:
+        if isinstance(path, str | os.PathLike) and pathlib.Path(path).is_relative_to(folder):
             raise OSError(errno.EROFS, os.strerror(errno.EROFS), os.fspath(path))
 
     def refused(call: Callable[..., Any]) -> Callable[..., Any]:

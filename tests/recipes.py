@@ -1,7 +1,5 @@
 """What a recipe gives a command, without running it."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

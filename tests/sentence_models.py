@@ -1,7 +1,5 @@
 """SentencePiece models: with T5's special pieces (no start), and with BERT's."""
 
-from __future__ import annotations
-
 import io
 import os
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Real docstrings of three packages, prepared, tokenised and compared: all of it in one folder."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """Stages without their work, and a check that each argument of a stage belongs to its record."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import enum

@@ -6,8 +6,6 @@ A change that makes a figure smaller lowers its ceiling in the same commit. A ch
 capability raises one by what it needs, and says so in its message.
 """
 
-from __future__ import annotations
-
 import ast
 import collections
 import functools

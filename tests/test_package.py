@@ -1,10 +1,9 @@
 """The sdist builds; the wheel from it has every file, and commands run from the wheel alone."""
 
 import os
+import shutil
 import subprocess
 import sys
-import tarfile
-import zipfile
 
 import pytest
 from script_calls import REPOSITORY
@@ -14,6 +13,7 @@ pytestmark = pytest.mark.release
 
 def build(kind, source, destination):
     """Builds an sdist or a wheel of `source` without a network; returns its path."""
+    destination.mkdir()
     program = f"import setuptools.build_meta as b; b.build_{kind}({str(destination)!r})"
     subprocess.run(
         [sys.executable, "-c", program], cwd=source, check=True, capture_output=True, timeout=300
@@ -26,19 +26,14 @@ def build(kind, source, destination):
 def installed(tmp_path_factory):
     """The content of the wheel that was built from the sdist of the tracked files."""
     root = tmp_path_factory.mktemp("package")
-    tracked = subprocess.run(
-        ["git", "archive", "HEAD"], cwd=REPOSITORY, check=True, capture_output=True
-    )
-    folders = {name: root / name for name in ("checkout", "sdist", "unpacked", "wheel", "site")}
-    for folder in folders.values():
-        folder.mkdir()
-    subprocess.run(["tar", "-x"], cwd=folders["checkout"], input=tracked.stdout, check=True)
-    with tarfile.open(build("sdist", folders["checkout"], folders["sdist"])) as archive:
-        archive.extractall(folders["unpacked"], filter="data")
-    (unpacked,) = folders["unpacked"].iterdir()
-    with zipfile.ZipFile(build("wheel", unpacked, folders["wheel"])) as archive:
-        archive.extractall(folders["site"])
-    return folders["checkout"], folders["site"]
+    tracked, checkout, site = root / "tracked.tar", root / "checkout", root / "site"
+    subprocess.run(["git", "archive", "HEAD", f"--output={tracked}"], cwd=REPOSITORY, check=True)
+    shutil.unpack_archive(tracked, checkout, filter="data")
+    sdist = build("sdist", checkout, root / "sdist")
+    shutil.unpack_archive(sdist, root / "unpacked", filter="data")
+    (unpacked,) = (root / "unpacked").iterdir()
+    shutil.unpack_archive(build("wheel", unpacked, root / "wheel"), site, "zip")
+    return checkout, site
 
 
 def test_the_wheel_has_every_module_recipe_and_page(installed):

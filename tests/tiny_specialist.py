@@ -1,7 +1,5 @@
 """Specialists of small token stores: summed word vectors, written as encoding does."""
 
-from __future__ import annotations
-
 import pathlib
 
 import numpy as np

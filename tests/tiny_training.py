@@ -1,7 +1,5 @@
 """A token store, a model and a recipe small enough to train in a second, without TensorFlow."""
 
-from __future__ import annotations
-
 import pathlib
 import shutil
 import types
@@ -135,8 +133,7 @@ def write_untrained(
 ) -> None:
     """A model of drawn weights, as training would begin with, which takes no compiled step."""
     model_dir.mkdir(parents=True)
-    vocabulary = TokenStore.open(store_dir).vocabulary_directory
-    shutil.copytree(vocabulary, model_dir / VOCABULARY)
+    shutil.copytree(TokenStore.open(store_dir).vocabulary_directory, model_dir / VOCABULARY)
     model = DualEncoder(config)
     params = draw_params(model, named_key(seed, "init"))
     partitioner = Partitioner(make_mesh(MeshConfig(), devices=jax.devices()[:1]))

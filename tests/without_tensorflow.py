@@ -5,8 +5,6 @@
 `sys.modules["tensorflow"] = None` would not do: TensorFlow Datasets takes it for loaded.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.machinery
 import json

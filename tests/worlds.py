@@ -1,7 +1,5 @@
 """Fixtures of commands and workflows: a tiny token store, a small collection compared."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import pathlib

@@ -1,7 +1,5 @@
 """Files of passages, questions and judgements, as tests of readers and of `prepare` write them."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import pathlib

@@ -1,7 +1,5 @@
 """Paired tests of two systems over queries, against a loop."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 
@@ -90,20 +88,15 @@ def test_mixes_of_the_same_queries_say_no_more_than_one_of_them():
     same = bootstrap_over_mixes(*five, ["R@1"])[AVERAGE, "R@1"]
     assert same.difference == pytest.approx(alone.difference)
     assert same.high - same.low == pytest.approx(alone.high - alone.low, rel=0.05)
+
+    def halves(own):
+        values = own.values["R@1"]
+        return {str(n): Evaluation(own.query_ids[n::2], {"R@1": values[n::2]}) for n in range(2)}
+
     # Of queries that mixes do not share, the mean is over all of them.
-    halves = (
-        {str(n): dataclasses.replace(own, query_ids=own.query_ids[n::2], values=of_half(own, n))}
-        for own in (first, second)
-        for n in range(2)
-    )
-    one, other, third, fourth = halves
-    apart = bootstrap_over_mixes(one | other, third | fourth, ["R@1"])[AVERAGE, "R@1"]
+    apart = bootstrap_over_mixes(halves(first), halves(second), ["R@1"])[AVERAGE, "R@1"]
     assert apart.difference == pytest.approx(alone.difference)
     assert apart.high - apart.low == pytest.approx(alone.high - alone.low, rel=0.05)
-
-
-def of_half(own, first):
-    return {name: values[first::2] for name, values in own.values.items()}
 
 
 def test_a_task_without_a_measure_has_no_part_in_its_mean():
@@ -204,11 +197,9 @@ def test_the_plot_draws_differences_and_intervals_of_averages(rows, tmp_path):
 def test_rows_of_other_queries_are_refused_by_name(rows, tmp_path):
     fewer = {"nq": drawn(0.7, 299, 2), "squad": rows["TASER"]["squad"]}
     write_row(tmp_path, "TASER", fewer, split="test")
-    with pytest.raises(DataError) as refused:
+    told = "rows 'TASER' and 'BM25', task 'nq'.*different queries: 1 are .* such as 'q299'"
+    with pytest.raises(DataError, match=f"(?s){told}"):
         compared(tmp_path)
-    message = str(refused.value)
-    assert "rows 'TASER' and 'BM25', task 'nq'" in message
-    assert "different queries: 1 are of one alone, such as 'q299'" in message
 
 
 def test_a_table_of_mixes_has_no_narrower_intervals_for_more_of_them(tmp_path):

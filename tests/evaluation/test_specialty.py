@@ -24,8 +24,7 @@ def draw():
     totals = {}
     for name, shape in quadratic.SHAPES.items():
         values = np.exp(2 * rng.normal(size=(3, *shape))).astype(np.float32)
-        small = rng.uniform(size=shape) < 0.25
-        values = np.where(small, values * np.float32(1e-3), values)
+        values = np.where(rng.uniform(size=shape) < 0.25, values * np.float32(1e-3), values)
         totals[name] = np.where(rng.uniform(size=shape) < 0.1, np.float32(0), values)
     return totals
 

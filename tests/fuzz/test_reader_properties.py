@@ -5,12 +5,11 @@ import io
 import json
 import pathlib
 import string
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from written_files import write
 
 from taser_jax.cli import configuration
 from taser_jax.data.readers.passages import read_passages
@@ -46,12 +45,9 @@ PROPERTY = settings(
 )
 
 
-@contextmanager
-def written(content: str | bytes, name: str = "file") -> Iterator[pathlib.Path]:
-    with tempfile.TemporaryDirectory() as folder:
-        path = pathlib.Path(folder) / name
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
-        yield path
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> pathlib.Path:
+    return tmp_path_factory.mktemp("written")
 
 
 def csv_text(rows: list[list[str]], line_end: str) -> str:
@@ -67,29 +63,28 @@ LINE_ENDS = st.sampled_from(["\n", "\r\n"])
 
 @PROPERTY
 @given(passages(ANY_TEXT), LINE_ENDS)
-def test_dpr_passages(corpus: list[Passage], line_end: str):
+def test_dpr_passages(folder: pathlib.Path, corpus: list[Passage], line_end: str):
     rows = [["id", "text", "title"], *([entry.id, entry.text, entry.title] for entry in corpus)]
-    with written(csv_text(rows, line_end)) as path:
-        assert [entry.passage for entry in read_passages(path)] == corpus
+    path = write(folder / "dpr", csv_text(rows, line_end))
+    assert [entry.passage for entry in read_passages(path)] == corpus
 
 
 @PROPERTY
 @given(st.lists(st.tuples(with_words(COLUMN), st.lists(ANY_TEXT)), min_size=1, max_size=4))
-def test_questions_as_qa_csv(questions: list[tuple[str, list[str]]]):
+def test_questions_as_qa_csv(folder: pathlib.Path, questions: list[tuple[str, list[str]]]):
     content = csv_text([[text, repr(answers)] for text, answers in questions], "\n")
-    with written(content, "x.qa.csv") as path:
-        assert [(q.text, list(q.answers)) for q in read_questions(path)] == questions
+    path = write(folder / "x.qa.csv", content)
+    assert [(q.text, list(q.answers)) for q in read_questions(path)] == questions
 
 
 @PROPERTY
 @given(passages(ANY_TEXT, ids=ANY_ID), st.booleans())
-def test_beir_corpora_and_queries(corpus: list[Passage], has_escapes: bool):
+def test_beir_corpora_and_queries(folder: pathlib.Path, corpus: list[Passage], has_escapes: bool):
     records = [{"_id": entry.id, "title": entry.title, "text": entry.text} for entry in corpus]
     content = "".join(json.dumps(record, ensure_ascii=has_escapes) + "\n" for record in records)
-    with written(content, "corpus.jsonl") as path:
-        assert [entry.passage for entry in read_passages(path)] == corpus
-    with written(content, "queries.jsonl") as path:
-        queries = list(read_questions(path))
+    path = write(folder / "corpus.jsonl", content)
+    assert [entry.passage for entry in read_passages(path)] == corpus
+    queries = list(read_questions(write(folder / "queries.jsonl", content)))
     assert [(query.id, query.text) for query in queries] == [
         (entry.id, entry.text) for entry in corpus
     ]
@@ -97,7 +92,7 @@ def test_beir_corpora_and_queries(corpus: list[Passage], has_escapes: bool):
 
 @PROPERTY
 @given(passages(COLUMN.map(str.strip), ids=ANY_ID), st.booleans())
-def test_tsv_passages_and_queries(corpus: list[Passage], has_titles: bool):
+def test_tsv_passages_and_queries(folder: pathlib.Path, corpus: list[Passage], has_titles: bool):
     # A first line of these names is a header.
     corpus = [entry for entry in corpus if (entry.id, entry.text) != ("id", "text")] or [
         Passage("1", "a")
@@ -110,10 +105,10 @@ def test_tsv_passages_and_queries(corpus: list[Passage], has_titles: bool):
         for entry in corpus
     ]
     columns = [[entry.id, entry.text, *([entry.title] if has_titles else [])] for entry in corpus]
-    with written("".join("\t".join(row) + "\n" for row in columns)) as path:
-        assert [entry.passage for entry in read_passages(path)] == corpus
-    with written("".join("\t".join(row[:2]) + "\n" for row in columns)) as path:
-        queries = [(query.id, query.text) for query in read_questions(path)]
+    path = write(folder / "passages", "".join("\t".join(row) + "\n" for row in columns))
+    assert [entry.passage for entry in read_passages(path)] == corpus
+    path = write(folder / "queries", "".join("\t".join(row[:2]) + "\n" for row in columns))
+    queries = [(query.id, query.text) for query in read_questions(path)]
     assert queries == [(entry.id, entry.text) for entry in corpus]
 
 
@@ -134,10 +129,8 @@ LITERALS = st.recursive(
 
 @PROPERTY
 @given(LITERALS, st.sampled_from(["", "  # a comment", "\n\n"]))
-def test_gin_values(value: object, after: str):
+def test_gin_values(folder: pathlib.Path, value: object, after: str):
     macro = f"VALUE = {value!r}{after}\ngiven_to_gin.value = %VALUE\n"
     for content in (f"given_to_gin.value = {value!r}{after}\n", macro):
-        with written(content, "x.gin") as path:
-            flags = configuration.GinFlags(files=(str(path),))
-            resolved = configuration.resolve(given_to_gin, flags=flags)
-            assert resolved.function() == value
+        flags = configuration.GinFlags(files=(str(write(folder / "x.gin", content)),))
+        assert configuration.resolve(given_to_gin, flags=flags).function() == value

@@ -33,8 +33,7 @@ def random_model(kind, *, seed=0, **changes):
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             centre = 1.0 if "norm" in name else 0.0
-            noise = torch.randn(parameter.shape, generator=generator)
-            parameter.copy_(centre + 0.4 * noise)
+            parameter.copy_(centre + 0.4 * torch.randn(parameter.shape, generator=generator))
     return model.eval()
 
 

@@ -189,5 +189,4 @@ def test_ids_are_transformers(minilm, tmp_path):
         tokenizer.model_max_length = 10**6
         encoded = tokenizer(all_texts, truncation=False, padding=False)["input_ids"]
         assert len(encoded) == len(expected) > 300
-        different = [t for t, a, b in zip(all_texts, encoded, expected, strict=True) if a != b]
-        assert not different
+        assert not [t for t, a, b in zip(all_texts, encoded, expected, strict=True) if a != b]

@@ -48,8 +48,7 @@ def test_a_full_batch_does_not_wait_for_the_deadline():
 
 
 def test_an_error_reaches_the_callers_of_its_batch_alone():
-    compute = Doubling()
-    batcher = Batcher(compute, Limits(max_batch=8, deadline=0.01))
+    batcher = Batcher(Doubling(), Limits(max_batch=8, deadline=0.01))
     unlucky, lucky = asyncio.run(answers(batcher, ("a", [13]), ("b", [5])))
     assert isinstance(unlucky, RuntimeError)
     assert lucky == [10]
