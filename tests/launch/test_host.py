@@ -113,6 +113,14 @@ def test_a_host_with_a_full_disk_says_so(tmp_path):
     assert "taser-status 2 on " in printed
 
 
+def bash(
+    *words: str | pathlib.Path, cwd: pathlib.Path | None = None, **env: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs it with some environment variables set."""
+    env = os.environ | env
+    return subprocess.run(["bash", *words], cwd=cwd, env=env, capture_output=True, text=True)
+
+
 def environment(checkout: pathlib.Path, **programs: str) -> pathlib.Path:
     """Puts small programs into a checkout's environment."""
     folder = checkout / ".venv" / "bin"
@@ -140,7 +148,7 @@ def test_what_installs_on_a_host_ends_as_its_steps_do(
 ):
     dry = stubs.run("tpu_vm.sh", *TPU, "--dry_run", *TRAIN)
     install = next(line for line in dry.stdout.splitlines() if "_install.sh" in line)
-    (command,) = [word for word in shlex.split(install) if word.startswith("--command=")]
+    (shell,) = [word for word in shlex.split(install) if word.startswith("--command=")]
     home = tmp_path / "home"
     asked = f'echo "$*" >>{home}/asked; mkdir -p .venv'
     program(home / ".local" / "bin" / "uv", f"{asked}\n{uv}")
@@ -150,12 +158,8 @@ def test_what_installs_on_a_host_ends_as_its_steps_do(
         subprocess.run(command, cwd=checkout, check=True)
 
     def run() -> int:
-        return subprocess.run(
-            ["bash", "-c", command.removeprefix("--command=")],
-            env=os.environ | {"HOME": str(home)},
-            cwd=home,
-            capture_output=True,
-        ).returncode
+        command = shell.removeprefix("--command=")
+        return bash("-c", command, cwd=home, HOME=str(home)).returncode
 
     if archive:
         send()
@@ -176,12 +180,8 @@ def test_what_installs_on_a_host_ends_as_its_steps_do(
 
 def test_a_host_without_uv_installs_one_version_of_it(checkout, tmp_path):
     program(tmp_path / "bin" / "python3", 'echo "$*"; exit 4')
-    completed = subprocess.run(
-        ["bash", str(checkout / "launch" / "_install.sh")],
-        env={"HOME": str(tmp_path), "PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-    )
+    path = f"{tmp_path / 'bin'}:/usr/bin:/bin"
+    completed = bash(checkout / "launch" / "_install.sh", HOME=str(tmp_path), PATH=path)
     assert completed.returncode == 4
     assert completed.stdout.startswith("-m pip install --quiet --user uv==")
 
@@ -194,11 +194,8 @@ def use_environment(
 ) -> subprocess.CompletedProcess[str]:
     """What the launchers' shells do first, with the programs of a folder before all others."""
     script = f". {shlex.quote(str(checkout))}/launch/_environment.sh; use_environment ''"
-    inherited = {name: value for name, value in os.environ.items() if name != "PYTHON"}
-    path = {"PATH": f"{folder}:{os.environ['PATH']}"}
-    return subprocess.run(
-        ["bash", "-ec", script], env=inherited | path | variables, capture_output=True, text=True
-    )
+    path = f"{folder}:{os.environ['PATH']}"
+    return bash("-ec", script, **{"PATH": path, "PYTHON": ""} | variables)
 
 
 @pytest.mark.parametrize("failing", ["upgrade pip", "editable"])
@@ -209,10 +206,7 @@ def test_an_installation_that_fails_is_not_taken_for_one(stubs, checkout, failin
     install = next(line for line in dry.stdout.splitlines() if "use_environment" in line)
     command = shlex.split(install)[-1].rpartition("cd taser_jax && ")[2]
     for _ in range(2):
-        completed = subprocess.run(
-            ["bash", "-c", command], cwd=checkout, env=os.environ | {"PYTHON": sys.executable}
-        )
-        assert completed.returncode == 3
+        assert bash("-c", command, cwd=checkout, PYTHON=sys.executable).returncode == 3
     assert not list(folder.parent.glob("installed*"))
 
 
