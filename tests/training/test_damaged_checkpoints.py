@@ -38,10 +38,8 @@ def test_damaged_checkpoints_are_named_with_the_one_before(tmp_path):
 
 def test_another_directory_is_no_damaged_checkpoint(tmp_path):
     toy_loop.run(tmp_path, LoopConfig(train_steps=2, checkpoint_period=1))
-    for place, fix in (
-        ("", "one of this model's checkpoints, such as checkpoint_2"),
-        ("a", "path"),
-    ):
+    fixes = {"": "one of this model's checkpoints, such as checkpoint_2", "a": "path"}
+    for place, fix in fixes.items():
         (tmp_path / place).mkdir(exist_ok=True)
         with pytest.raises(ConfigError, match=f"(?s)no checkpoint here.*{fix}"):
             restore_params_from(tmp_path / place, abstract_params={})

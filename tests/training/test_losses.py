@@ -102,8 +102,7 @@ def test_extreme_similarities_stay_finite():
 
 def test_nan_scores_never_rank_well():
     scores = jnp.array([[jnp.nan, 1.0, 2.0], [3.0, jnp.nan, 1.0]])
-    index = jnp.array([0, 0])
-    rank = positive_rank(scores, positive_index=index, positive_score=scores[:, 0])
+    rank = positive_rank(scores, positive_index=jnp.array([0, 0]), positive_score=scores[:, 0])
     assert rank.tolist() == [3, 2]
 
 

@@ -129,12 +129,9 @@ def test_update_is_that_of_the_optimizer_on_the_gradient_of_the_loss():
         def embed(tokens, role):
             return PLAIN.apply({"params": params}, tokens, role=role, method="encode").embeddings
 
-        return contrastive_loss(
-            embed(BATCH.queries, Role.QUERY),
-            embed(BATCH.passages, Role.PASSAGE),
-            positive_index=jnp.asarray(BATCH.positive_index),
-            temperature=0.5,
-        ).loss
+        sides = embed(BATCH.queries, Role.QUERY), embed(BATCH.passages, Role.PASSAGE)
+        positives = jnp.asarray(BATCH.positive_index)
+        return contrastive_loss(*sides, positive_index=positives, temperature=0.5).loss
 
     gradient = jax.jit(jax.grad(nll))(state.params)
     expected = jax.tree.map(lambda p, g: p - 0.1 * g, state.params, gradient)

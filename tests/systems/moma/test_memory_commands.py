@@ -20,9 +20,7 @@ from taser_jax.models.fusion import BertFusionConfig, FusedStates
 from taser_jax.retrieval.embeddings import EmbeddingDtype, QueryEmbeddings
 from taser_jax.retrieval.encoding import EncodeConfig
 from taser_jax.storage.errors import ConfigError, DataError, FingerprintError
-from taser_jax.systems.moma import augment as augment_module
-from taser_jax.systems.moma import distillation
-from taser_jax.systems.moma.augment import augment
+from taser_jax.systems.moma import augment, distillation
 from taser_jax.systems.moma.memories import Mixture
 from taser_jax.systems.moma.memory import (
     EmbeddingsByText,
@@ -67,7 +65,8 @@ def mixture_dir(world, tmp_path_factory):
 def look_up(world, memory_dir, output_dir, **changes):
     """Documents of the memories for the first store's queries."""
     about = {"token_store": world.stores[0], "model_dir": world.model_dir}
-    return augment(**about | {"memory_dir": memory_dir, "output_dir": str(output_dir)} | changes)
+    about |= {"memory_dir": memory_dir, "output_dir": str(output_dir)}
+    return augment.augment(**about | changes)
 
 
 def add(world, directory, name, number, **changes):
@@ -131,7 +130,7 @@ def test_directories_may_be_links_to_another_disk(world, tmp_path, monkeypatch):
     for name in ("source", "again"):
         # The second reads what the first wrote.
         add_memory(name=name, token_store=store, **about)
-    augment(**about, token_store=store, output_dir="here/documents", tasks=["first"], k=2)
+    augment.augment(**about, token_store=store, output_dir="here/documents", tasks=["first"], k=2)
     tokens = TokenStore.open(store)
     documents = Augmentation("here/documents", per_query=2, config=fusion(), store=tokens)
     texts = documents.of_queries(tokens.queries("first", "validation"))
@@ -209,18 +208,12 @@ def test_attention_to_cached_states_is_as_to_tokens(
     model_dir, model = tmp_path / "model", fusion(bert=TWO_BLOCKS, towers=Towers.TIED)
     tiny_training.write_untrained(model_dir, model, world.stores[0])
     monkeypatch.setattr(distillation, "read_facts", lambda _: {"train_from_block": 2})
+    about = {"model_dir": str(model_dir), "memory_dir": mixture_dir, "tasks": ["first"], **given}
     shares, positives = [], []
     for states_dir in (None, str(tmp_path / "states")):
         output_dir = str(tmp_path / f"joined-{states_dir is None}")
-        outputs = distillation.distil_queries(
-            output_dir=output_dir,
-            model_dir=str(model_dir),
-            memory_dir=mixture_dir,
-            tasks=["first"],
-            learned=1,
-            states_dir=states_dir,
-            **given,
-        )
+        places = {"output_dir": output_dir, "states_dir": states_dir}
+        outputs = distillation.distil_queries(**about, **places, learned=1)
         shares += outputs["attention"]
         queries = TokenStore.open(output_dir).queries("first", "train")
         positives.append([*map(list, queries.positives)])
@@ -296,15 +289,10 @@ def test_a_pipeline_looks_up_in_the_memories_it_names_alone(world, tmp_path):
 
     def look_up_in(*names):
         places = {name: str(tmp_path / name) for name in ("memory_dir", "output_dir")}
-        encoded = augment_module.look_up(
-            memories={name: memories[name] for name in names},
-            token_store=world.stores[0],
-            model_dir=world.model_dir,
-            shared_embeddings=str(tmp_path / "shared"),
-            config=EncodeConfig(),
-            k=60,
-            **places,
-        )["encoded"]
+        chosen = {name: memories[name] for name in names}
+        about = {"token_store": world.stores[0], "model_dir": world.model_dir, "k": 60}
+        about |= {"shared_embeddings": str(tmp_path / "shared"), "config": EncodeConfig()}
+        encoded = augment.look_up(memories=chosen, **about, **places)["encoded"]
         looked_up = read_lookup(places["output_dir"], "first", "train")
         return (
             Mixture.open(places["memory_dir"]).manifest.names,

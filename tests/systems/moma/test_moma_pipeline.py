@@ -77,9 +77,8 @@ def test_episodes_on_two_memories(small_world, tmp_path, capsys):
         *gin(MEMORIES={"source": str(small_world.token_store), "terms": str(tokens)}),
         *SIX_STEPS,
         *gin("TrainingConfig", train_from_block=1, states_dir=tmp_path / "states"),
-        *gin("MomaConfig", documents=3, learned_positives=2),
+        *gin("MomaConfig", documents=3, learned_positives=2, compared=["none", "fixed", "learned"]),
         *gin("BertFusionConfig", documents="tokens"),
-        *gin("MomaConfig", compared=["none", "fixed", "learned"]),
         *gin(TARGETS={"other": str(target)}),
         *gin(TRAIN_STEPS=4, WARM_UP_STEPS=4),
     ]

@@ -43,13 +43,9 @@ def specialists(small_world, tmp_path_factory):
     store, by_task = TokenStore.open(small_world.token_store), {}
     for seed, task in enumerate(("summary", "code")):
         root = tmp_path_factory.mktemp(task)
-        ensemble(
-            embeddings_dir=str(write_specialist(root, store, seed=seed, dim=6 + 2 * seed)),
-            token_store=str(store.directory),
-            output_dir=str(root / "ensemble"),
-            tasks=[task],
-            training=TRAINING,
-        )
+        embeddings_dir = write_specialist(root, store, seed=seed, dim=6 + 2 * seed)
+        places = {"embeddings_dir": str(embeddings_dir), "output_dir": str(root / "ensemble")}
+        ensemble(**places, token_store=str(store.directory), tasks=[task], training=TRAINING)
         by_task[task] = str(root)
     return by_task
 
@@ -98,15 +94,10 @@ def fused_lists(output_dir, task):
 
 def confidence_of(folder, task, run, temperature):
     """w, from the arrays on disk."""
-    queries = QueryEmbeddings.of_split(f"{folder}/embeddings", task, "test")
-    return query_confidence(
-        Ensemble.open(f"{folder}/ensemble").embed,
-        queries[:].astype(np.float32),
-        Embeddings(f"{folder}/embeddings").take,
-        run.result,
-        temperatures=[temperature],
-        k=K,
-    )[0]
+    members, passages = Ensemble.open(f"{folder}/ensemble"), Embeddings(f"{folder}/embeddings")
+    queries = QueryEmbeddings.of_split(f"{folder}/embeddings", task, "test")[:].astype(np.float32)
+    given = members.embed, queries, passages.take, run.result
+    return query_confidence(*given, temperatures=[temperature], k=K)[0]
 
 
 def test_lists_are_weighed_by_each_specialists_confidence(fused, small_world, specialists):

@@ -74,15 +74,9 @@ def test_passages_of_all_lists_are_judged_where_lists_are_short(tmp_path):
     runs = [Run(["q"], np.array([rows], np.int32), scores) for rows in ([1, 2, 3], [9, 4, 5])]
     store = write_collection(tmp_path, "ten", [Passage(f"p{row}", "text") for row in range(10)])
     query = Query("q", "?", "task", positives=(9,))
-    weights = oracle_weights(
-        runs,
-        write_queries(tmp_path, "ten", "task", "test", [query]),
-        store,
-        own=0,
-        config=FusionConfig(),
-        search=BayesianConfig(5, 3),
-        evaluation=EvaluationConfig(),
-    )
+    queries = write_queries(tmp_path, "ten", "task", "test", [query])
+    options = {"search": BayesianConfig(5, 3), "evaluation": EvaluationConfig()}
+    weights = oracle_weights(runs, queries, store, own=0, config=FusionConfig(), **options)
     assert weights[0, 1] > 0.5
 
 
