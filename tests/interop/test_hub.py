@@ -105,11 +105,8 @@ WITHOUT_PROMPTS = {
     "pooling": {"pooling_mode": "mean", "include_prompt": False},
     "prompts": {"query": "find: "},
 }
-NEW = {
-    "package": "sentence_transformers.sentence_transformer.modules",
-    "kinds": ("Transformer", "Pooling"),
-    "pooling": {"pooling_mode": "cls"},
-}
+NEW = {"kinds": ("Transformer", "Pooling"), "pooling": {"pooling_mode": "cls"}}
+NEW["package"] = "sentence_transformers.sentence_transformer.modules"
 
 
 @pytest.mark.parametrize(

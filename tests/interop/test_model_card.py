@@ -118,13 +118,8 @@ def test_the_hub_reads_licence_library_base_model_and_measures(source):
 
 def test_names_and_settings_stay_within_their_places(source):
     settings = 'SYSTEM = """\n```\n# Injected\n````\n"""'
-    odd = dataclasses.replace(
-        source,
-        config_text=settings,
-        facts={"pretrained": "x | y\n<script>"},
-        metrics={"a|b\n# c": 0.5},
-    )
-    text = card(odd, TEXTS)
+    names = {"facts": {"pretrained": "x | y\n<script>"}, "metrics": {"a|b\n# c": 0.5}}
+    text = card(dataclasses.replace(source, config_text=settings, **names), TEXTS)
     assert f"\n`````\n{settings}\n`````\n" in text
     assert "| pretrained | x \\| y &lt;script> |" in text
     assert "| a\\|b # c | 0.5000 |" in text

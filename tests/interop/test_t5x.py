@@ -46,23 +46,13 @@ def test_a_run_directory_means_its_latest_step(tmp_path):
 
 def test_both_storage_descriptions_bare_trees_and_flax_chunks(tmp_path):
     array = np.arange(6, dtype=np.float32).reshape(2, 3)
-    chunked = {
-        "__msgpack_chunked_array__": True,
-        "shape": {"0": 2, "1": 3},
-        "chunks": {"1": array.ravel()[4:], "0": array.ravel()[:4]},
-    }
-    tree = {
-        "target": {
-            "old": zarr_leaf("target.old/", at_top=True),
-            "far": zarr_leaf("/cns/t5x-dummy-bucket/target.far"),
-            "chunked": chunked,
-            "number": np.float32(2.5),
-        },
-        "state": {"step": 3},
-    }
+    chunks = {"1": array.ravel()[4:], "0": array.ravel()[:4]}
+    chunked = {"__msgpack_chunked_array__": True, "shape": {"0": 2, "1": 3}, "chunks": chunks}
+    old, far = zarr_leaf("target.old/", at_top=True), zarr_leaf("/cns/t5x-dummy-bucket/target.far")
+    target = {"old": old, "far": far, "chunked": chunked, "number": np.float32(2.5)}
     write_zarr(tmp_path / "target.old", array, [1, 3])
     write_zarr(tmp_path / "target.far", array[0], [2])
-    write_index(tmp_path, tree)
+    write_index(tmp_path, {"target": target, "state": {"step": 3}})
     expected = {"old": array, "far": array[0], "chunked": array, "number": np.float32(2.5)}
     assert_same(read_t5x(tmp_path), expected)
 
@@ -82,14 +72,9 @@ def test_placeholders_of_early_orbax(tmp_path, inner):
     array = np.arange(6, dtype=np.float32).reshape(2, 3)
     write_zarr(tmp_path / "_optimizer.target.kernel", array, [2, 3])
     write_zarr(tmp_path / "_optimizer.state.step", np.asarray(5, np.int32), [])
-    tree = {
-        "_optimizer": {
-            "target": {"kernel": "PLACEHOLDER://_optimizer.target.kernel"},
-            "state": {"step": "PLACEHOLDER://_optimizer.state.step"},
-        },
-        "flax_mutables": None,
-    }
-    write_index(tmp_path, tree)
+    target = {"kernel": "PLACEHOLDER://_optimizer.target.kernel"}
+    optimizer = {"target": target, "state": {"step": "PLACEHOLDER://_optimizer.state.step"}}
+    write_index(tmp_path, {"_optimizer": optimizer, "flax_mutables": None})
     assert_same(read_t5x(tmp_path.parent if inner else tmp_path), {"kernel": array})
 
 

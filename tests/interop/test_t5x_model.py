@@ -67,15 +67,11 @@ def mined(store_dir):
     """Rows of each query's positive and two negatives, those after it; where these are mined."""
     queries = TokenStore.open(store_dir).queries("first", "train")
     rows = (np.array(list(queries.positives)) + np.arange(3)) % 6
-    write_negatives(
-        store_dir.parent / "negatives",
-        *("first", "train"),
-        query_ids=queries.query_ids,
-        rows=rows[:, 1:].tolist(),
-        scores=[[1.0, 0.5]] * len(rows),
-        metadata={"collection_fingerprint": "collection-0"},
-    )
-    return store_dir.parent / "negatives", rows
+    directory, metadata = store_dir.parent / "negatives", {"collection_fingerprint": "collection-0"}
+    lists = {"rows": rows[:, 1:].tolist(), "scores": [[1.0, 0.5]] * len(rows)}
+    lists["query_ids"] = queries.query_ids
+    write_negatives(directory, "first", "train", metadata=metadata, **lists)
+    return directory, rows
 
 
 @pytest.fixture(scope="module")
@@ -83,13 +79,8 @@ def converted(t5x_model, store_dir, mined):
     """All queries as T5X batches them."""
     import seqio
 
-    task = t5x_model.add_t5x_task(
-        "two",
-        token_store=str(store_dir),
-        task="first",
-        num_negatives=2,
-        negatives_dir=str(mined[0]),
-    )
+    where = {"token_store": str(store_dir), "task": "first", "negatives_dir": str(mined[0])}
+    task = t5x_model.add_t5x_task("two", **where, num_negatives=2)
     dataset = task.get_dataset(LENGTHS, split="train", shuffle=False)
     examples = list(t5x_model.RetrievalFeatureConverter(pack=False)(dataset, LENGTHS))
     seqio.TaskRegistry.remove("two")

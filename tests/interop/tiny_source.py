@@ -41,12 +41,9 @@ DETERMINISTIC = {"num_experts": 2}
 
 def tiny_source(directory, *, experts=DETERMINISTIC, vocabulary=None, bert=None, **changes):
     """Block 1 of two is shared; 2 is specialised as `experts` says. All weights are large."""
-    config = DualEncoderConfig(
-        # More rows than the vocabulary has pieces.
-        bert=tiny_bert(**(bert or {})),
-        experts=ExpertConfig(blocks=(2,), **experts),
-        **changes,
-    )
+    experts = ExpertConfig(blocks=(2,), **experts)
+    # More rows than the vocabulary has pieces.
+    config = DualEncoderConfig(bert=tiny_bert(**(bert or {})), experts=experts, **changes)
     return _source(directory, config, vocabulary or WordPieceVocabulary(PIECES))
 
 
@@ -101,13 +98,10 @@ def embed_queries(source, texts):
 
 def embed_passages(source, titles, texts):
     """What taser_jax itself makes of passages, as the source's settings have them."""
-    tokens = encode_passages(
-        [Passage("", text, title) for title, text in zip(titles, texts, strict=True)],
-        source.vocabulary,
-        length=source.passage_length,
-        titles=source.titles,
-        prompt=source.passage_prompt,
-    )
+    passages = [Passage("", text, title) for title, text in zip(titles, texts, strict=True)]
+    settings = {"titles": source.titles, "prompt": source.passage_prompt}
+    length = source.passage_length
+    tokens = encode_passages(passages, source.vocabulary, length=length, **settings)
     return embed(source, Role.PASSAGE, tokens)
 
 
