@@ -86,11 +86,12 @@ class FinishedRun:
             members: the first members alone; None means all.
         """
         temperatures: Mapping[str, float] = self._fusion["summary"]["temperatures"]
+        root = self.fusion_of(MUF)
         store = PassageStore.open(self._fusion["data_dir"], self._fusion["collection"])
         return {
             name: Specialist(
                 name,
-                pathlib.Path(folder),
+                root / folder,
                 self.directory / "specialists" / file_name(name),
                 store=store,
                 weighing=dataclasses.replace(self.weighing, temperatures=(temperatures[name],)),
