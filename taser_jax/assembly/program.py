@@ -33,8 +33,9 @@ from taser_jax.optim.median import MedianOver, check_median
 from taser_jax.optim.multitask import Combiner, build_multitask_optimizer, reads_task_gradients
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger
+from taser_jax.training.multitask_step import TaskGradients, make_multitask_step
 from taser_jax.training.state import TrainState, init_state, parameter_table, state_shardings
-from taser_jax.training.step import TaskGradients, TrainStep, make_train_step
+from taser_jax.training.step import TrainStep, make_train_step
 from taser_jax.training.watch import StepCost
 
 
@@ -104,39 +105,26 @@ def make_program(
     copied = copied_axes(partitioner.mesh, axes, params)
     for message in copied:
         logger.warning("%s", message)
-    steps, gradients = training.loop.train_steps, TaskGradients.SUMMED
-    trained = optimizers.trainable(training.optimizer, params)
-    if training.multitask is None or plan.tasks is None:
-        optimizer = optimizers.build_optimizer(training.optimizer, params, total_steps=steps)
-    else:
-        combiner = training.multitask.combiner
-        if combiner.combiner is Combiner.TSAGE and combiner.tsage.median_over is MedianOver.ALL:
-            tokens = {task: batch.tokens for task, batch in plan.batches.items()}
-            check_median(params, tokens=tokens, trainable=trained)
-        optimizer = build_multitask_optimizer(
-            combiner, training.optimizer, params, tasks=plan.tasks, total_steps=steps
-        )
-        # A task axis costs one gradient's memory per task, so the naive sum does without.
-        if reads_task_gradients(combiner):
-            gradients = TaskGradients.STACKED
+    optimizer, gradients = _optimizer(training, params, plan)
     initialise = functools.partial(
         init_params, model, query_length=query_length, passage_length=passage_length
     )
     state = jax.eval_shape(lambda key: init_state(initialise, optimizer, key), jax.random.key(0))
     state = placed(state, state_shardings(state, shardings))
     own = jax.tree.map(lambda leaf: leaf.sharding, state)
-    train_step = make_train_step(
+    make_step: Callable[..., TrainStep] = make_train_step
+    if plan.tasks is not None:
+        make_step = functools.partial(make_multitask_step, tasks=plan.tasks, gradients=gradients)
+    train_step = make_step(
         model,
         optimizer,
-        tasks=plan.tasks,
-        gradients=gradients,
         objective=training.objective.for_model(
             dim=model.config.embedding_dim, normalization=model.config.normalization
         ),
         num_chunks=training.num_chunks,
         seed=training.seed,
-        schedule=optimizers.build_schedule(training.optimizer, steps),
-        trainable=trained,
+        schedule=optimizers.build_schedule(training.optimizer, training.loop.train_steps),
+        trainable=optimizers.trainable(training.optimizer, params),
         state_shardings=own,
     )
     return Program(
@@ -175,6 +163,26 @@ def without_frozen(training: TrainingConfig, config: ModelConfig) -> optimizers.
     frozen = config.frozen_parameters(blocks)
     updates = ((frozen, optimizers.Update.FREEZE), (f"(?!{frozen}$).*", optimizers.Update.TRAIN))
     return dataclasses.replace(optimizer, updates=updates)
+
+
+def _optimizer(
+    training: TrainingConfig, params: Params, plan: BatchPlan
+) -> tuple[optax.GradientTransformationExtraArgs, TaskGradients]:
+    """The optax chain, and how it takes the gradients of several tasks."""
+    steps = training.loop.train_steps
+    if training.multitask is None or plan.tasks is None:
+        chain = optimizers.build_optimizer(training.optimizer, params, total_steps=steps)
+        return chain, TaskGradients.SUMMED
+    combiner = training.multitask.combiner
+    if combiner.combiner is Combiner.TSAGE and combiner.tsage.median_over is MedianOver.ALL:
+        tokens = {task: batch.tokens for task, batch in plan.batches.items()}
+        trainable = optimizers.trainable(training.optimizer, params)
+        check_median(params, tokens=tokens, trainable=trainable)
+    chain = build_multitask_optimizer(
+        combiner, training.optimizer, params, tasks=plan.tasks, total_steps=steps
+    )
+    # A task axis costs one gradient's memory per task, so the naive sum does without.
+    return chain, TaskGradients.STACKED if reads_task_gradients(combiner) else TaskGradients.SUMMED
 
 
 def step_cost(program: Program) -> StepCost:

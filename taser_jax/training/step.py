@@ -1,4 +1,4 @@
-"""One training step on a batch of one task, or of every task, whose gradients then become one.
+"""One training step on a batch of one task; `multitask_step` has one on a batch of every task.
 
 A step maps `(state, {task: batch})` to `(state, metrics)`. What is compiled depends on the shapes
 of the batch, and on the task's name only if the model has a query tower per task.
@@ -6,8 +6,6 @@ of the batch, and on the task's name only if the model has a query tower per tas
 
 from __future__ import annotations
 
-import dataclasses
-import enum
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -16,7 +14,6 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, PyTree
 
 from taser_jax.models.batch import Batch, static_task
@@ -24,28 +21,13 @@ from taser_jax.optim.task_gradients import Report, find_report
 from taser_jax.storage.errors import ConfigError
 from taser_jax.training.batch_loss import Loss, make_loss
 from taser_jax.training.objective import Objective, StepMetrics
-from taser_jax.training.state import Params, SkippedSteps, TrainState, named_key, named_seed
-
-_TASK_METRICS = ("nll", "accuracy", "mrr")
-
-
-class TaskGradients(enum.Enum):
-    """What a step with several tasks passes to the optimiser.
-
-    STACKED: gradients with a leading task axis, for a combiner. SUMMED: their sum, accumulated task
-    by task, for an optimiser without one: the naive combiner at one gradient's memory.
-    """
-
-    STACKED = "stacked"
-    SUMMED = "summed"
+from taser_jax.training.state import Params, SkippedSteps, TrainState, named_key
 
 
 def make_train_step(
     model: nn.Module,
     optimizer: optax.GradientTransformation,
     *,
-    tasks: Sequence[str] | None = None,
-    gradients: TaskGradients = TaskGradients.STACKED,
     objective: Objective | None = None,
     num_chunks: int = 1,
     seed: int = 0,
@@ -53,138 +35,48 @@ def make_train_step(
     trainable: PyTree[bool] | None = None,
     state_shardings: TrainState | None = None,
 ) -> TrainStep:
-    """The jitted step on a batch of one task, which may change from step to step, or of every task.
+    """The jitted step on a batch of one task, which may change from step to step.
 
-    Dropout and routing draws are functions of (seed, the task's name where there are several, side,
-    `state.step`). Steps that cannot be taken are skipped: see `apply_gradients`.
-
-    Tasks are computed one after another, each with its own shapes and its own softmax: the next
-    forward pass waits until the last gradients are written, so that only one task's activations
-    are in memory. The result equals that of separate passes over the tasks.
+    Dropout and routing draws are functions of (seed, side, `state.step`). Steps that cannot be
+    taken are skipped: see `apply_gradients`.
 
     Args:
         model: the dual encoder.
-        optimizer: optax chain; is offered the extra arguments of `apply_gradients`. For stacked
-            gradients it begins with a combiner of the same tasks, as `build_multitask_optimizer`
-            makes it.
-        tasks: names of the tasks that every step has a batch of, in the order of the task axis;
-            None if each step has one task.
-        gradients: whether the gradients of `tasks` have a task axis or are summed.
+        optimizer: optax chain; is offered the extra arguments of `apply_gradients`.
         objective: the loss to minimise; None is `ObjectiveConfig()`.
         num_chunks: number of chunks that the queries, and the passages, of each batch are encoded
             in (`encode_groups`).
         seed: the run's seed.
         schedule: step -> learning rate; for the metric only.
         trainable: tree of bool shaped as the parameters; where False no gradient is computed.
-        state_shardings: shardings of the new state; task gradients [tasks, ...] have the
-            parameters' with an unsharded first axis. None leaves them to the compiler, which on a
+        state_shardings: shardings of the new state. None leaves them to the compiler, which on a
             mesh may choose another sharding than the input's, and then compiles a second time.
 
     Returns:
-        The step. Metrics: `loss`, `tokens` (padding left out), those of `apply_gradients`,
-        `learning_rate` where a schedule is given, and those of the objective; with `tasks` for each
-        `loss/<task>`, `nll/<task>`, `accuracy/<task>`, `mrr/<task>`, `grad_norm/<task>`, means over
-        tasks of what else the objective measures, such as routing, and where there is a combiner
-        `weight/<task>` and its own figures.
-
-    Raises:
-        ConfigError: (when a step is called) batches of other tasks.
+        The step. Metrics: `loss`, `tokens` (padding left out), those of the objective and of
+        `apply_gradients`, and `learning_rate` where a schedule is given.
     """
-    seeds = [seed] if tasks is None else [named_seed(seed, f"task {task}") for task in tasks]
-    loss_fns = [
-        make_loss(model, objective=objective, num_chunks=num_chunks, seed=own) for own in seeds
-    ]
-    param_shardings = None if state_shardings is None else state_shardings.params
-    add = _adder(len(seeds), gradients, param_shardings)
+    loss_fn = make_loss(model, objective=objective, num_chunks=num_chunks, seed=seed)
 
     def train_step(
-        state: TrainState, batches: tuple[Batch, ...], names: tuple[str | None, ...]
+        state: TrainState, batches: tuple[Batch, ...], tasks: tuple[str | None, ...]
     ) -> tuple[TrainState, StepMetrics]:
-        total: Params | None = None
-        results: list[TaskResult] = []
-        for place, (loss_fn, batch, name) in enumerate(zip(loss_fns, batches, names, strict=True)):
-            step = state.step
-            if results:
-                step, batch = _after(results[-1].squared_norm, step, batch)
-            loss = functools.partial(loss_fn, batch=batch, step=step, task=name)
-            result, own = differentiate(loss, state.params, trainable)
-            total = own if tasks is None else add(total, own, place)
-            results.append(result)
-        losses = jnp.stack([result.loss for result in results])
-        new_state, metrics, report = apply_gradients(
+        (batch,), (task,) = batches, tasks
+        loss = functools.partial(loss_fn, batch=batch, step=state.step, task=task)
+        result, gradients = differentiate(loss, state.params, trainable)
+        new_state, metrics, _ = apply_gradients(
             state,
-            total,
+            gradients,
             optimizer=optimizer,
-            losses=losses,
-            squared_norms=jnp.stack([result.squared_norm for result in results]),
+            losses=result.loss[None],
+            squared_norms=result.squared_norm[None],
             key=jax.random.fold_in(named_key(seed, "optimizer"), state.step),
-            param_shardings=param_shardings,
+            param_shardings=None if state_shardings is None else state_shardings.params,
         )
-        metrics |= {"loss": jnp.sum(losses)} | common_metrics(state, batches, schedule)
-        measured = results[0].metrics if tasks is None else _by_task(tasks, results, report)
-        return new_state, metrics | measured
+        metrics |= {"loss": result.loss} | common_metrics(state, batches, schedule) | result.metrics
+        return new_state, metrics
 
-    return TrainStep(
-        train_step, query_tasks=model.query_tasks, tasks=tasks, state_shardings=state_shardings
-    )
-
-
-def _after(
-    squared_norm: Float[Array, ""], step: jax.Array, batch: Batch
-) -> tuple[jax.Array, Batch]:
-    """The same step and batch, once a task's squared gradient norm has been computed.
-
-    No square is below 0, but the compiler does not know, so the next task's forward pass waits.
-    XLA's barriers do not order the schedule on CPUs, where all tasks' activations would be alive at
-    once. Dropout masks depend on nothing but the step: it waits, too.
-    """
-    zero = (squared_norm < 0).astype(jnp.int32)
-
-    def wait(leaf: jax.Array) -> jax.Array:
-        return leaf & (zero == 0) if leaf.dtype == bool else leaf + zero.astype(leaf.dtype)
-
-    queries, passages = jax.tree.map(wait, (batch.queries, batch.passages))
-    return step + zero, dataclasses.replace(batch, queries=queries, passages=passages)
-
-
-def _adder(
-    num_tasks: int, gradients: TaskGradients, param_shardings: Params | None
-) -> Callable[[Params | None, Params, int], Params]:
-    """Adds the gradients of the task at a place to those of the tasks before it."""
-    axis = (num_tasks,) if gradients is TaskGradients.STACKED else ()
-
-    def empty(param: jax.Array, sharding: NamedSharding | None = None) -> jax.Array:
-        zeros = jnp.zeros((*axis, *param.shape), param.dtype)
-        if sharding is None:
-            return zeros
-        spec = PartitionSpec(*(None for _ in axis), *sharding.spec)
-        return jax.lax.with_sharding_constraint(zeros, NamedSharding(sharding.mesh, spec))
-
-    def add(total: Params | None, grads: Params, place: int) -> Params:
-        if total is None:
-            total = jax.tree.map(empty, grads, *([param_shardings] if param_shardings else []))
-        if axis:
-            return jax.tree.map(lambda rows, row: rows.at[place].set(row), total, grads)
-        return jax.tree.map(jnp.add, total, grads)
-
-    return add
-
-
-def _by_task(
-    tasks: Sequence[str], results: Sequence[TaskResult], report: Report | None
-) -> StepMetrics:
-    metrics: StepMetrics = {}
-    for task, result in zip(tasks, results, strict=True):
-        metrics[f"loss/{task}"] = result.loss
-        metrics[f"grad_norm/{task}"] = jnp.sqrt(result.squared_norm)
-        metrics |= {f"{name}/{task}": result.metrics[name] for name in _TASK_METRICS}
-    # Tasks have other numbers of passages: a mean of their ranks would say nothing.
-    for name in sorted(results[0].metrics.keys() - {*_TASK_METRICS, "mean_rank"}):
-        metrics[name] = jnp.mean(jnp.stack([result.metrics[name] for result in results]))
-    if report is None:
-        return metrics
-    weights = {f"weight/{task}": report.weights[place] for place, task in enumerate(tasks)}
-    return metrics | weights | report.scalars
+    return TrainStep(train_step, query_tasks=model.query_tasks, state_shardings=state_shardings)
 
 
 class TaskResult(NamedTuple):
@@ -318,7 +210,7 @@ class TrainStep:
         step: StepFunction,
         *,
         query_tasks: tuple[str, ...],
-        tasks: Sequence[str] | None = None,
+        tasks: tuple[str, ...] | None = None,
         state_shardings: TrainState | None,
     ) -> None:
         placed = None if state_shardings is None else (state_shardings, None)
@@ -329,7 +221,7 @@ class TrainStep:
             out_shardings=placed,
             compiler_options=_GPU_OPTIONS if jax.default_backend() == "gpu" else None,
         )
-        self._query_tasks, self._tasks = query_tasks, None if tasks is None else tuple(tasks)
+        self._query_tasks, self._tasks = query_tasks, tasks
 
     def __call__(
         self, state: TrainState, batches: Mapping[str, Batch]
