@@ -31,6 +31,28 @@ without a command:
 """
 
 
+class Arguments(argparse.Namespace):
+    """A parsed command line, with the flags of every command under their names.
+
+    Attributes:
+        command: a key of COMMANDS.
+        flags: its Gin files and bindings.
+        dry_run: whether to check and print the configuration without computing anything.
+        multihost: whether to join other hosts first.
+        coordinator_timeout: seconds to wait for them.
+        help: whether to print the command's help.
+        no_fsync: whether files replace others before they have reached the disk.
+    """
+
+    command: str
+    flags: GinFlags
+    dry_run: bool
+    multihost: bool
+    coordinator_timeout: int
+    help: bool
+    no_fsync: bool
+
+
 class _Parser(argparse.ArgumentParser):
     """Flags of every command; raises `ConfigError` with a fix, and accepts no abbreviated flags."""
 
@@ -107,15 +129,11 @@ def _binding(text: str) -> tuple[str, str]:
     return name.strip(), value.strip()
 
 
-def parse(argv: Sequence[str]) -> argparse.Namespace:
+def parse(argv: Sequence[str]) -> Arguments:
     """Splits the command line into the command and its flags.
 
     Example:
         `["pipeline", "muf", "--gin.DATA_DIR=data"]` is the command "pipeline muf" with one binding.
-
-    Returns:
-        `command`, a key of COMMANDS; `flags`, its `GinFlags`; and the flags of every command under
-        their names: `dry_run`, `multihost`, `coordinator_timeout`, `help`, `no_fsync`.
 
     Raises:
         ConfigError: an unknown command or flag, with the nearest known one.
@@ -134,12 +152,14 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         flags.add_argument(flag, dest="bindings", action="append", type=bound)
     for flag, binding in command.switches.items():
         flags.add_argument(flag, dest="bindings", action="append_const", const=binding)
-    arguments, unknown = flags.parse_known_args([*_spelled_out(argv[len(words) :])])
+    arguments, unknown = flags.parse_known_args(
+        [*_spelled_out(argv[len(words) :])], namespace=Arguments()
+    )
     files, bindings = arguments.gin_file, arguments.bindings
     if given:
         bindings = [_argument(command, words, given), *bindings]
-    elif command.argument and command.argument[0] != "[" and not (arguments.help or bindings):
-        word = "DIRECTORY" if "..." in command.argument else command.sets.rpartition(".")[2].upper()
+    elif command.argument and not command.optional and not (arguments.help or bindings):
+        word = "DIRECTORY" if command.many else command.argument.rpartition(".")[2].upper()
         raise ConfigError(
             f"`taser {name}` needs a {word.lower()}", fix=f"write `taser {name} {word}`"
         )
@@ -158,12 +178,11 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 def _argument(command: Command, words: Sequence[str], given: Sequence[str]) -> tuple[str, str]:
     """The binding of the words after a command."""
-    takes_many = "..." in command.argument
-    if not command.argument or (len(given) > 1 and not takes_many):
+    if command.argument is None or (len(given) > 1 and not command.many):
         raise _no_command(words)
-    if not takes_many:
-        return command.sets, given[0]
-    return command.sets, repr([" ".join(given)] if command.joined else list(given))
+    if not command.many:
+        return command.argument, given[0]
+    return command.argument, repr([" ".join(given)] if command.joined else list(given))
 
 
 def _no_command(words: Sequence[str]) -> ConfigError:
@@ -320,8 +339,8 @@ def command_help(name: str) -> str:
 def help_text(name: str) -> str:
     """What a command does, and all that can be set for it."""
     command, function, configurables = COMMANDS[name], load(name), configurables_of(name)
-    words = command.sets.rpartition(".")[2].upper()
-    words = f" [{words}]" if command.argument[:1] == "[" else f" {words}".rstrip()
+    words = command.argument.rpartition(".")[2].upper() if command.argument else ""
+    words = f" [{words}]" if command.optional else f" {words}" if words else ""
     about = description(inspect.getdoc(function) or "")
     usage = f"usage: taser {name}{words} [flags]"
     parts = [f"{usage}\n\ntaser {name}: {command.summary}\n\n{about}\n"]

@@ -37,9 +37,10 @@ class Command:
         recipe_of: that other command.
         flags: its own flags: flag -> the macro or parameter that it sets.
         switches: its own flags without a value: flag -> (macro, value).
-        argument: the macro or `function.parameter` that a word after the command sets; in brackets
-            where it may be left out, with an ellipsis where several words may follow, as a list.
+        argument: the macro or `function.parameter` that a word after the command sets.
+        many: whether several words may follow, as a list.
         joined: whether these are one text, as a question typed without quotes.
+        optional: whether the word may be left out.
     """
 
     module: str
@@ -50,13 +51,10 @@ class Command:
     recipe_of: str | None = None
     flags: Mapping[str, str] = dataclasses.field(default_factory=dict)
     switches: Mapping[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
-    argument: str = ""
+    argument: str | None = None
+    many: bool = False
     joined: bool = False
-
-    @property
-    def sets(self) -> str:
-        """The macro or parameter that the words set; empty where the command takes none."""
-        return self.argument.strip("[ .]")
+    optional: bool = False
 
     def gin_files(self, given: Sequence[str] = ()) -> tuple[str, ...]:
         """Files to read, in order.
@@ -108,7 +106,9 @@ COMMANDS: dict[str, Command] = dict(
             "prepare",
             "convert a folder, files of any format, or pydocs, into a collection",
             switches=_STRICT,
-            argument="[DIRECTORIES ...]",
+            argument="DIRECTORIES",
+            many=True,
+            optional=True,
         ),
         _command("tokenize", "tokenize tasks into a token store"),
         _command(
@@ -151,7 +151,8 @@ COMMANDS: dict[str, Command] = dict(
             "memory",
             "add a memory to a mixture, remove one, or list all",
             module="systems.moma.memory",
-            argument="[memory.action]",
+            argument="memory.action",
+            optional=True,
         ),
         _command(
             "augment",
@@ -176,20 +177,25 @@ COMMANDS: dict[str, Command] = dict(
             "ask",
             "answer a typed question from an index",
             flags={"--from": "DIRECTORY"},
-            argument="[QUESTIONS ...]",
+            argument="QUESTIONS",
+            many=True,
             joined=True,
+            optional=True,
         ),
         _command(
             "serve",
             "answer searches over HTTP",
             module="commands.ask",
-            argument="[DIRECTORY]",
+            argument="DIRECTORY",
+            optional=True,
         ),
         _command(
             "export",
             "export a model, or embeddings, to formats of other libraries and vector stores",
             function="export_model",
-            argument="[export_model.formats ...]",
+            argument="export_model.formats",
+            many=True,
+            optional=True,
         ),
         _command(
             "push",
@@ -203,7 +209,8 @@ COMMANDS: dict[str, Command] = dict(
             module=f"{_PIPELINES}.compare",
             flags=_COMPARE_FLAGS,
             switches=_STRICT,
-            argument="DIRECTORIES ...",
+            argument="DIRECTORIES",
+            many=True,
         ),
         _command("pipeline taser", "train, mine, retrain, evaluate", module=f"{_PIPELINES}.taser"),
         _command(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import functools
 import importlib.metadata
@@ -18,7 +17,7 @@ from typing import Any
 
 from taser_jax import __version__
 from taser_jax.cli import configuration
-from taser_jax.cli.command_line import command_help, overview, parse
+from taser_jax.cli.command_line import Arguments, command_help, overview, parse
 from taser_jax.cli.command_table import load
 from taser_jax.cli.gin_files import show_gin
 from taser_jax.storage import errors, progress, publishing
@@ -161,7 +160,7 @@ def _message(error: Exception) -> str:
     return str(error).split("\n  In call to configurable ")[0]
 
 
-def _execute(function: Callable[..., object], arguments: argparse.Namespace) -> int:
+def _execute(function: Callable[..., object], arguments: Arguments) -> int:
     parameters = inspect.signature(function).parameters
     has_dry_run = "dry_run" in parameters
     try:
@@ -194,7 +193,7 @@ def _execute(function: Callable[..., object], arguments: argparse.Namespace) -> 
     return 0
 
 
-def _require_same_start(arguments: argparse.Namespace, configuration_text: str) -> None:
+def _require_same_start(arguments: Arguments, configuration_text: str) -> None:
     """Checks that all hosts run the same command with the same configuration and versions."""
     from taser_jax.devices import hosts
 
