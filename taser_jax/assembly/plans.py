@@ -218,36 +218,13 @@ def make_plan(
                 "nothing",
                 ", ".join(unused),
             )
-        shares = {"num_devices": devices, "num_chunks": training.num_chunks}
-        if texts.store is not None:
-            stream = every_task.TaskBatchStream(
-                texts.store,
-                texts.queries,
-                multitask.batching,
-                **shares,
-                share=partitioner.host_share,
-                padding=padding,
-            )
-            sizes, lengths = stream.batch_sizes, stream.query_lengths
-            combiner = multitask.combiner
-            is_tsage = combiner.combiner is Combiner.TSAGE
-            facts = {
-                "combiner": combiner.combiner.value,
-                **({"tsage_beta": combiner.tsage.beta} if is_tsage else {}),
-                "queries_per_step": f"{sum(sizes.values())}, {_devices()}",
-                "batch_sizes": sizes,
-                "negatives_per_query": {t: size * candidates - 1 for t, size in sizes.items()},
-                "hard_negatives_per_query": batching.num_negatives,
-                "padded_query_lengths": lengths,
-                "false_negatives": batching.false_negatives.value,
-            }
-        elif texts.task_sizes:
-            sizes = every_task.task_batch_sizes(multitask.batching, texts.task_sizes, **shares)
-            lengths, facts = dict.fromkeys(sizes, texts.query_length), {}
-        else:
-            problem = "no token store, and a batch of every task in each step"
-            fix = "run `taser tokenize` first; for `taser compile`, set compile_recipe.task_sizes"
-            raise ConfigError(problem, where="TOKEN_STORE", fix=fix)
+        stream, sizes, lengths, facts = _every_task(
+            multitask,
+            texts,
+            partitioner=partitioner,
+            padding=padding,
+            num_chunks=training.num_chunks,
+        )
     else:
         size, task = training.batching.batch_size, next(iter((*query_tasks, *texts.queries, "any")))
         partitioner.check_batch_size(size)
@@ -280,13 +257,56 @@ def make_plan(
         batches = {task: max(of_any, key=lambda batch: batch.tokens)}
     elif layouts:
         batches = {task: _grouped(batch, layouts[task]) for task, batch in batches.items()}
-    if layouts:
-        # Texts x tokens of each group.
-        facts["length_groups"] = {
-            task: f"queries {queries}; passages {passages}"
-            for task, (queries, passages) in layouts.items()
+    return BatchPlan(
+        batches=batches,
+        tasks=None if multitask is None else tuple(sizes),
+        stream=stream,
+        facts={**facts, **_length_groups(layouts)},
+    )
+
+
+def _every_task(
+    multitask: MultitaskTraining,
+    texts: TrainingTexts,
+    *,
+    partitioner: Partitioner,
+    padding: Padding,
+    num_chunks: int,
+) -> tuple[every_task.Stream | None, Mapping[str, int], Mapping[str, int], dict[str, object]]:
+    """The batches of every task in a step: their stream, queries, tokens of a query, and facts."""
+    batching, devices = multitask.batching, partitioner.batch_devices
+    if texts.store is not None:
+        stream = every_task.TaskBatchStream(
+            texts.store,
+            texts.queries,
+            batching,
+            num_devices=devices,
+            num_chunks=num_chunks,
+            share=partitioner.host_share,
+            padding=padding,
+        )
+        sizes, combiner = stream.batch_sizes, multitask.combiner
+        is_tsage = combiner.combiner is Combiner.TSAGE
+        negatives = {task: size * (1 + batching.num_negatives) - 1 for task, size in sizes.items()}
+        facts: dict[str, object] = {
+            "combiner": combiner.combiner.value,
+            **({"tsage_beta": combiner.tsage.beta} if is_tsage else {}),
+            "queries_per_step": f"{sum(sizes.values())}, {_devices()}",
+            "batch_sizes": sizes,
+            "negatives_per_query": negatives,
+            "hard_negatives_per_query": batching.num_negatives,
+            "padded_query_lengths": stream.query_lengths,
+            "false_negatives": batching.false_negatives.value,
         }
-    return BatchPlan(batches, None if multitask is None else tuple(sizes), stream, facts)
+        return stream, sizes, stream.query_lengths, facts
+    if not texts.task_sizes:
+        problem = "no token store, and a batch of every task in each step"
+        fix = "run `taser tokenize` first; for `taser compile`, set compile_recipe.task_sizes"
+        raise ConfigError(problem, where="TOKEN_STORE", fix=fix)
+    sizes = every_task.task_batch_sizes(
+        batching, texts.task_sizes, num_devices=devices, num_chunks=num_chunks
+    )
+    return None, sizes, dict.fromkeys(sizes, texts.query_length), {}
 
 
 def _drawn_layouts(
@@ -312,6 +332,15 @@ def _drawn_layouts(
 def _grouped(batch: Batch, layout: tuple[Layout, Layout]) -> Batch:
     """The batch in the groups of its queries and of its passages."""
     return in_groups(batch, *(side.groups for side in layout))
+
+
+def _length_groups(layouts: Mapping[str, tuple[Layout, Layout]]) -> dict[str, object]:
+    """Texts x tokens of the groups of each task's batches; nothing without buckets."""
+    groups = {
+        task: f"queries {queries}; passages {passages}"
+        for task, (queries, passages) in layouts.items()
+    }
+    return {"length_groups": groups} if groups else {}
 
 
 def _devices() -> str:
