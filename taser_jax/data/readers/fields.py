@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from taser_jax.data.files import json_records, numbered_lines
+from taser_jax.data.readers.dialects import as_dpr
 from taser_jax.storage.artifacts import FilePath
 from taser_jax.storage.errors import DataError
 from taser_jax.storage.records import Passage, normalized_content, text_hash
@@ -267,87 +268,15 @@ def is_json(path: FilePath) -> bool:
     return os.fspath(path).lower().removesuffix(".gz").endswith((".json", ".jsonl", ".ndjson"))
 
 
-class _Asked(msgspec.Struct):
-    """A question of SQuAD's; its paragraph may not answer it."""
-
-    question: str
-    id: str | int = ""
-    answers: tuple[_Quoted, ...] = ()
-    is_impossible: bool = False
-
-
-class _Paragraph(msgspec.Struct):
-    """A paragraph of an article, and what is asked about it."""
-
-    context: str
-    qas: tuple[_Asked, ...]
-
-
-class _Article(msgspec.Struct):
-    """An object of SQuAD's files, as published with Rajpurkar et al., 2016."""
-
-    paragraphs: tuple[_Paragraph, ...]
-    title: str = ""
-
-
 def read_json(path: FilePath) -> Iterator[Record]:
-    """Records of JSON lines, or of an array; of SQuAD's articles each question with its paragraph.
-
-    Raises:
-        DataError: malformed input; names file:line and the fix.
-    """
-    for number, values in json_records(path):
-        where = f"{os.fspath(path)}:{number}"
-        match values.get("paragraphs"):
-            case [{"qas": _}, *_]:
-                fix = "write {title, paragraphs: [{context, qas: [{question, id, answers}]}]}"
-                article = typed(values, _Article, where=where, fix=fix)
-                yield from (Record(where, each) for each in _questions_of(article))
-            case _:
-                yield Record(where, _as_dpr(values))
-
-
-def _questions_of(article: _Article) -> Iterator[dict[str, object]]:
-    for paragraph in article.paragraphs:
-        passage = {"title": article.title.replace("_", " "), "text": paragraph.context}
-        for asked in paragraph.qas:
-            role = "hard_negatives" if asked.is_impossible else "positives"
-            answers = [answer.text for answer in asked.answers]
-            yield {
-                "id": asked.id,
-                "question": asked.question,
-                "answers": list(dict.fromkeys(answers)),
-                role: [passage],
-            }
+    """Records of JSON lines, or of an array."""
+    return _placed(path, json_records(path))
 
 
 def _placed(path: FilePath, numbered: Iterable[tuple[int, dict[str, object]]]) -> Iterator[Record]:
-    return (Record(f"{os.fspath(path)}:{number}", _as_dpr(values)) for number, values in numbered)
-
-
-def _as_dpr(values: dict[str, object]) -> dict[str, object]:
-    """Fields of LoTTE and MS MARCO under DPR's names; others as they are.
-
-    Example:
-        `"answer_pids": [7]`, of LoTTE, becomes `"positive_ctxs": [{"passage_id": 7}]`.
-    """
-    if isinstance(ids := values.get("answer_pids"), list):
-        return {**values, "positive_ctxs": [{"passage_id": id} for id in ids]}
-    marked: Iterable[tuple[object, object]]
-    match values.get("passages"):
-        case {"is_selected": list(marks), "passage_text": list(texts)}:
-            # As `datasets` stores a list of objects.
-            marked = zip(marks, texts, strict=False)
-        case [{"is_selected": _, "passage_text": _}, *_] as objects:
-            dicts = [each for each in objects if isinstance(each, dict)]
-            marked = [(each.get("is_selected"), each.get("passage_text")) for each in dicts]
-        case _:
-            return values
-    contexts: dict[str, list[object]] = {"positive_ctxs": [], "hard_negative_ctxs": []}
-    for is_selected, text in marked:
-        contexts["positive_ctxs" if is_selected else "hard_negative_ctxs"].append(text)
-    is_unanswered = values.get("answers") == ["No Answer Present."]
-    return {**values, **contexts, **({"answers": []} if is_unanswered else {})}
+    for number, values in numbered:
+        where = f"{os.fspath(path)}:{number}"
+        yield from (Record(where, each) for each in as_dpr(values, where=where))
 
 
 def read_records(path: FilePath) -> Iterator[Record] | None:

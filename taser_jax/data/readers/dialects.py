@@ -1,0 +1,91 @@
+"""Objects of LoTTE's, MS MARCO's and SQuAD's JSON, under the names of DPR's fields."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import msgspec
+
+from taser_jax.storage.typed_files import typed
+
+_FIX_ARTICLE = "write {title, paragraphs: [{context, qas: [{question, id, answers}]}]}"
+
+
+class _Answer(msgspec.Struct):
+    """An answer of SQuAD's, which is a part of the paragraph."""
+
+    text: str
+
+
+class _Asked(msgspec.Struct):
+    """A question of SQuAD's; its paragraph may not answer it."""
+
+    question: str
+    id: str | int = ""
+    answers: tuple[_Answer, ...] = ()
+    is_impossible: bool = False
+
+
+class _Paragraph(msgspec.Struct):
+    """A paragraph of an article, and what is asked about it."""
+
+    context: str
+    qas: tuple[_Asked, ...]
+
+
+class _Article(msgspec.Struct):
+    """An object of SQuAD's files, as published with Rajpurkar et al., 2016."""
+
+    paragraphs: tuple[_Paragraph, ...]
+    title: str = ""
+
+
+def as_dpr(values: dict[str, object], *, where: str) -> Iterator[Mapping[str, object]]:
+    """Objects with DPR's fields for one of LoTTE, MS MARCO or SQuAD; others as they are.
+
+    Example:
+        `"answer_pids": [7]`, of LoTTE, becomes `"positive_ctxs": [{"passage_id": 7}]`.
+
+    Args:
+        values: an object of a file.
+        where: its place, for messages.
+
+    Raises:
+        DataError: an article of SQuAD's that is malformed.
+    """
+    match values:
+        case {"answer_pids": list(ids)}:
+            yield {**values, "positive_ctxs": [{"passage_id": id} for id in ids]}
+        case {"passages": {"is_selected": list(marks), "passage_text": list(texts)}}:
+            # As `datasets` stores a list of objects.
+            yield _of_marked(values, zip(marks, texts, strict=False))
+        case {"passages": [{"is_selected": _, "passage_text": _}, *_] as objects}:
+            dicts = [each for each in objects if isinstance(each, dict)]
+            marked = ((each.get("is_selected"), each.get("passage_text")) for each in dicts)
+            yield _of_marked(values, marked)
+        case {"paragraphs": [{"qas": _}, *_]}:
+            yield from _questions(typed(values, _Article, where=where, fix=_FIX_ARTICLE))
+        case _:
+            yield values
+
+
+def _of_marked(
+    values: Mapping[str, object], marked: Iterable[tuple[object, object]]
+) -> Mapping[str, object]:
+    contexts: dict[str, list[object]] = {"positive_ctxs": [], "hard_negative_ctxs": []}
+    for is_selected, text in marked:
+        contexts["positive_ctxs" if is_selected else "hard_negative_ctxs"].append(text)
+    is_unanswered = values.get("answers") == ["No Answer Present."]
+    return {**values, **contexts, **({"answers": []} if is_unanswered else {})}
+
+
+def _questions(article: _Article) -> Iterator[Mapping[str, object]]:
+    for paragraph in article.paragraphs:
+        passage = {"title": article.title.replace("_", " "), "text": paragraph.context}
+        for asked in paragraph.qas:
+            yield {
+                "id": asked.id,
+                "question": asked.question,
+                "answers": list(dict.fromkeys(answer.text for answer in asked.answers)),
+                ("hard_negative_ctxs" if asked.is_impossible else "positive_ctxs"): [passage],
+            }
