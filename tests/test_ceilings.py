@@ -29,10 +29,10 @@ SLACK = 0.03
 
 # Lines of code of each folder at the top of the package: no docstrings, comments and blank lines.
 ROOMS = {
-    "assembly": 1_448,
-    "cli": 1_211,
+    "assembly": 1_477,
+    "cli": 1_227,
     "commands": 4_369,
-    "data": 5_563,
+    "data": 5_568,
     "devices": 1_046,
     "evaluation": 1_263,
     "interop": 2_679,
@@ -43,20 +43,20 @@ ROOMS = {
     "serving": 490,
     "storage": 1_281,
     "systems": 2_766,
-    "training": 1_190,
+    "training": 1_242,
 }
 OTHERS = {
-    "lines of code": 28_953,
+    "lines of code": 29_055,
     "percent of code that imports or raises": 14.0,
-    "files": 188,
-    "lines of the longest file": 441,
+    "files": 189,
+    "lines of the longest file": 415,
     "loose files": 3,
     "rooms at the top": 14,
     "rooms on all floors": 25,
     "commands": 30,
     "fields that nothing binds": 31,
     "Any in annotations": 99,
-    "modules that train imports": 74,
+    "modules that train imports": 75,
     # README.md and docs/*.md, without the pages that are generated.
     "words of documentation": 34_997,
 }
