@@ -2,10 +2,12 @@
 # Runs a command on a host, passes SIGTERM on to it, and prints its exit status for the launcher.
 #
 # usage: _task.sh COMMAND [FLAGS...]
+# Before the command, which may be told to end at once.
+trap 'preempted=yes; kill -TERM "$!" 2>/dev/null' TERM
+trap : INT HUP
 "$@" </dev/null &
 command=$!
-trap 'kill -TERM "$command"' TERM
-trap : INT HUP
+[ -z "${preempted:-}" ] || kill -TERM "$command"
 wait "$command"
 status=$?
 # A signal ends the first `wait`, but not taser, which is saving.
