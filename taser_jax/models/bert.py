@@ -56,31 +56,19 @@ class Embeddings(nn.Module):
         return dropout(hidden.astype(config.dtype))
 
     def _table(self, name: str, rows: int, axis: str | None) -> Float[Array, "rows embed"]:
-        return Table(rows, self.config.embed_dim, axis, self.config.kernel_init, name=name)()
+        shape, axes = (rows, self.config.embed_dim), (axis, "embed")
+        init = self.config.kernel_init
+        return layers.Kernel(shape, axes, init, called="embedding", name=name)()
 
 
 def _normalized(
     hidden: Float[Array, "*batch embed"], config: BertConfig, name: str
 ) -> Float[Array, "*batch embed"]:
     """The layer normalisation of this name, inside a compact method."""
-    has_bias = config.traits.norm_biases
-    scale, bias = layers.LayerNormParameters((config.embed_dim,), ("embed",), has_bias, name=name)()
+    shape, axes, has_bias = (config.embed_dim,), ("embed",), config.traits.norm_biases
+    affine = layers.Affine(shape, axes, (), nn.initializers.ones, has_bias, "scale", name=name)
+    scale, bias = affine()
     return layers.layer_norm(hidden, scale, bias, epsilon=config.layer_norm_epsilon)
-
-
-class Table(nn.Module):
-    """Holds one embedding table."""
-
-    rows: int
-    embed_dim: int
-    row_axis: str | None
-    table_init: layers.Initializer
-
-    @nn.compact
-    def __call__(self) -> Float[Array, "rows embed"]:
-        """Returns the table."""
-        shape, axes = (self.rows, self.embed_dim), (self.row_axis, "embed")
-        return layers.parameter(self, "embedding", self.table_init, shape, axes)
 
 
 class Block(nn.Module):

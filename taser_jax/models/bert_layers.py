@@ -17,7 +17,6 @@ from taser_jax.models.layers import (
     Affine,
     Dropout,
     Initializer,
-    LayerNormParameters,
     activate,
     copies,
     float32_einsum,
@@ -253,7 +252,8 @@ class FeedForward(nn.Module):
         wi, bi = affine("wi", ("embed", embed), ("mlp", self.mlp_dim))()
         wo, bo = affine("wo", ("mlp", self.mlp_dim), ("embed", embed))()
         shape, names, has_bias = (*lead, embed), (*axes, "embed"), self.traits.norm_biases
-        scale, norm_bias = LayerNormParameters(shape, names, has_bias, name="layer_norm")()
+        ones = nn.initializers.ones
+        scale, norm_bias = Affine(shape, names, (), ones, has_bias, "scale", name="layer_norm")()
         products = {"wi": wi, "bi": bi, "wo": wo, "bo": bo}
         if self.traits.gated:
             wg, bg = affine("wi_gate", ("embed", embed), ("mlp", self.mlp_dim))()

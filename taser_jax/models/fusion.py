@@ -20,9 +20,10 @@ from taser_jax.models.batch import Augmented, DocumentsShape, Encoded, Role, Sta
 from taser_jax.models.bert import BertEncoder, EncoderOutput
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.dual_encoder import Params, Towers, normalize
+from taser_jax.models.layers import Kernel
 from taser_jax.models.t5 import Decoder, T5Config, decoder_flops
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig, T5Embedding, T5Tower
-from taser_jax.models.t5_layers import ATTENTION, Kernel, RmsNorm
+from taser_jax.models.t5_layers import ATTENTION, RmsNorm
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.typed_files import Positive
 

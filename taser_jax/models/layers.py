@@ -268,6 +268,7 @@ class Affine(nn.Module):
         inputs: axes of the kernel that a product sums over; the bias has the others.
         kernel_init: initialiser of the kernel; the bias starts at zero.
         has_bias: False for no parameter; the bias is then 0.
+        called: the kernel's name; in a layer normalisation, which has no inputs, `scale`.
     """
 
     shape: tuple[int, ...]
@@ -275,6 +276,7 @@ class Affine(nn.Module):
     inputs: tuple[int, ...]
     kernel_init: Initializer
     has_bias: bool = True
+    called: str = "kernel"
 
     @nn.compact
     def __call__(self) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
@@ -282,32 +284,40 @@ class Affine(nn.Module):
         outputs = [axis for axis in range(len(self.shape)) if axis not in self.inputs]
         shape = tuple(self.shape[axis] for axis in outputs)
         axes = tuple(self.axes[axis] for axis in outputs)
-        kernel = parameter(self, "kernel", self.kernel_init, self.shape, self.axes)
+        kernel = parameter(self, self.called, self.kernel_init, self.shape, self.axes)
         if not self.has_bias:
             return kernel, jnp.zeros(shape)
         return kernel, parameter(self, "bias", nn.initializers.zeros, shape, axes)
 
 
-class LayerNormParameters(nn.Module):
-    """Holds `scale` (ones) and `bias` (zeros) of a layer normalisation.
+class Kernel(nn.Module):
+    """Holds one kernel or table.
 
     Attributes:
-        shape: [embed], or [experts, embed] for one normalisation per expert.
+        shape: shape of the kernel.
         axes: logical axis names.
-        has_bias: False for no parameter; the bias is then 0.
+        kernel_init: initialiser of [inputs, outputs], reshaped to `shape`.
+        inputs: number of leading axes that are inputs.
+        called: its name.
     """
 
     shape: tuple[int, ...]
-    axes: tuple[str, ...]
-    has_bias: bool = True
+    axes: tuple[str | None, ...]
+    kernel_init: Initializer
+    inputs: int = 1
+    called: str = "kernel"
 
     @nn.compact
-    def __call__(self) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
-        """Returns (scale, bias)."""
-        scale = parameter(self, "scale", nn.initializers.ones, self.shape, self.axes)
-        if not self.has_bias:
-            return scale, jnp.zeros(self.shape)
-        return scale, parameter(self, "bias", nn.initializers.zeros, self.shape, self.axes)
+    def __call__(self) -> Float[Array, "..."]:
+        """Returns the kernel."""
+        flat = (math.prod(self.shape[: self.inputs]), math.prod(self.shape[self.inputs :]))
+
+        def initialize(
+            key: jax.Array, shape: tuple[int, ...], dtype: jax.typing.DTypeLike
+        ) -> jax.Array:
+            return self.kernel_init(key, flat, dtype).reshape(shape)
+
+        return parameter(self, self.called, initialize, self.shape, self.axes)
 
 
 def mean_over_tokens(

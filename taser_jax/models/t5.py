@@ -16,9 +16,9 @@ from msgspec import Meta
 
 from taser_jax.models import t5_layers
 from taser_jax.models.batch import Augmented, States, Tokens
-from taser_jax.models.bert import EncoderOutput, Table
+from taser_jax.models.bert import EncoderOutput
 from taser_jax.models.dual_encoder import Params
-from taser_jax.models.layers import Dropout, TransformerConfig
+from taser_jax.models.layers import Dropout, Kernel, TransformerConfig
 from taser_jax.models.stack import BlockCall, Remat, Scan, by_remat, run_blocks, split_over_batch
 from taser_jax.storage.errors import check_fields
 from taser_jax.storage.typed_files import Natural, Positive, Rate
@@ -323,9 +323,9 @@ class T5(nn.Module):
     def setup(self) -> None:
         """Creates the token table and the stacks."""
         config = self.config
-        self.token_embedder = Table(
-            config.vocab_size, config.embed_dim, "vocab", nn.initializers.normal(1.0)
-        )
+        shape, axes = (config.vocab_size, config.embed_dim), ("vocab", "embed")
+        init = nn.initializers.normal(1.0)
+        self.token_embedder = Kernel(shape, axes, init, called="embedding")
         self.encoder = Encoder(config, self.frozen_blocks)
         self.decoder = Decoder(config)
 

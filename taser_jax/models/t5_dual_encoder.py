@@ -13,10 +13,9 @@ from jaxtyping import Array, Float
 
 from taser_jax.models.batch import Augmented, Encoded, Normalization, Role, States, Tokens
 from taser_jax.models.dual_encoder import Description, ModelConfig, Params, Towers, normalize
-from taser_jax.models.layers import mean_over_tokens
+from taser_jax.models.layers import Kernel, mean_over_tokens
 from taser_jax.models.stack import layer_names
 from taser_jax.models.t5 import T5, T5Config, decoder_flops, rescale
-from taser_jax.models.t5_layers import Kernel
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.typed_files import Positive
 

@@ -34,34 +34,6 @@ MLP_ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 }
 
 
-class Kernel(nn.Module):
-    """Holds one `kernel`.
-
-    Attributes:
-        shape: shape of the kernel.
-        axes: logical axis names.
-        kernel_init: initialiser of [inputs, outputs], reshaped to `shape`.
-        inputs: number of leading axes that are inputs.
-    """
-
-    shape: tuple[int, ...]
-    axes: tuple[str | None, ...]
-    kernel_init: layers.Initializer
-    inputs: int = 1
-
-    @nn.compact
-    def __call__(self) -> Float[Array, "..."]:
-        """Returns the kernel."""
-        flat = (math.prod(self.shape[: self.inputs]), math.prod(self.shape[self.inputs :]))
-
-        def initialize(
-            key: jax.Array, shape: tuple[int, ...], dtype: jax.typing.DTypeLike
-        ) -> jax.Array:
-            return self.kernel_init(key, flat, dtype).reshape(shape)
-
-        return layers.parameter(self, "kernel", initialize, self.shape, self.axes)
-
-
 class RmsNorm(nn.Module):
     """x / sqrt(mean(x²) + ε) · scale, computed in float32 (Zhang and Sennrich, 2019)."""
 
@@ -147,11 +119,11 @@ class _Projections(nn.Module):
     def _heads_kernel(self, name: str, embed: int) -> Float[Array, "embed heads kv"]:
         kernel_init = _query_init(self.head_dim) if name == "query" else _ATTENTION_INIT
         shape = (embed, self.num_heads, self.head_dim)
-        return Kernel(shape, ("embed", "heads", "kv"), kernel_init, name=name)()
+        return layers.Kernel(shape, ("embed", "heads", "kv"), kernel_init, name=name)()
 
     def _out_kernel(self, embed: int) -> Float[Array, "heads kv embed"]:
         shape, axes = (self.num_heads, self.head_dim, embed), ("heads", "kv", "embed")
-        return Kernel(shape, axes, _ATTENTION_INIT, inputs=2, name="out")()
+        return layers.Kernel(shape, axes, _ATTENTION_INIT, inputs=2, name="out")()
 
     def _dropout(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         return layers.Dropout(self.dropout_rate, deterministic=self.deterministic)(x)
@@ -270,4 +242,4 @@ class FeedForward(nn.Module):
     def _kernel(
         self, name: str, shape: tuple[int, int], axes: tuple[str, str]
     ) -> Float[Array, "inputs outputs"]:
-        return Kernel(shape, axes, _FEED_FORWARD_INIT, name=name)()
+        return layers.Kernel(shape, axes, _FEED_FORWARD_INIT, name=name)()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import jax
@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from taser_jax.retrieval.runs import NO_ROW, SearchResult
+from taser_jax.retrieval.runs import SearchResult
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.progress import track
 
@@ -113,10 +113,9 @@ _GROUP = 32
 class ExactSearcher:
     """Scores every passage: score(q, p) = Σ_d q_d·p_d in float32, ties by row, lowest first.
 
-    Passages are taken in blocks; each device scores its part of a block and keeps its top k, which
-    are merged with the best so far. No more than one block of scores exists at a time. On a CPU
-    NumPy takes from a block's scores those above the k-th best so far, which are few: XLA's top-k
-    takes as long there as the product.
+    Passages are taken in blocks, of which no more than one's scores exist at a time; NumPy takes
+    from these the ones above the k-th best so far, which are few. Accelerators give it the top k
+    of their parts of a block, a CPU all scores: XLA's top-k takes as long there as the product.
 
     Args:
         embeddings: passage embeddings, float32 or bfloat16.
@@ -181,16 +180,34 @@ class ExactSearcher:
             jax.device_put(_padded(query_embeddings[start : start + size], size), replicated)
             for start in starts
         ]
-        best = [
-            _BestOnHost(size, k) if self._on_host else _BestOnDevices(size, k, self._mesh)
-            for _ in starts
-        ]
+        best = [_Best(size, k) for _ in starts]
         for block in track(range(self._num_blocks), "exact search", unit="block"):
             passages, first = self._passages(block), block * self._block
             for some, of_block in zip(queries, best, strict=True):
-                of_block.add(some, passages, first, self.embeddings.shape[0])
+                for scores, places in self._scored(
+                    some, passages, self.embeddings.shape[0] - first, k
+                ):
+                    of_block.add(scores, first + places)
         results = zip(*(of_block.result() for of_block in best), strict=True)
         return SearchResult(*(np.concatenate(parts)[:num_queries] for parts in results))
+
+    def _scored(
+        self, queries: Array, passages: Array, limit: int, k: int
+    ) -> Iterator[tuple[Float[np.ndarray, "queries some"], Int[np.ndarray, "#queries some"]]]:
+        """Scores and places of a block's passages, those below `limit`, or the best of them."""
+        if not self._on_host:
+            scores, places = _best_of_block(
+                queries, passages, np.int32(limit), k=k, mesh=self._mesh
+            )
+            yield np.asarray(scores), np.asarray(places)
+            return
+        # For few queries, calls would cost more than memory.
+        is_sliced = len(queries) > _MANY and not len(passages) % _SLICE
+        size = _SLICE if is_sliced else len(passages)
+        for start in range(0, min(len(passages), limit), size):
+            scores = np.asarray(_scores(queries, passages, np.int32(start), size=size))
+            scores = scores[:, : limit - start]
+            yield scores, start + np.arange(scores.shape[1])[None]
 
     def _passages(self, block: int) -> Array:
         if block in self._resident:
@@ -207,11 +224,11 @@ class ExactSearcher:
 
 
 # Of a key: the bits of a row, and a score without its sign.
-_ROW_BITS, _MAGNITUDE = 2**32 - 1, np.int32(2**31 - 1)
+_ROW_BITS, _MAGNITUDE = np.int64(2**32 - 1), np.int32(2**31 - 1)
 
 
-class _BestOnHost:
-    """The k best passages of each query so far, chosen by NumPy.
+class _Best:
+    """The k best passages of each query so far.
 
     A score and its row are one integer, so that keys are ordered as results are: by score, of equal
     ones the lower row first. Keys above the k-th best are collected until there is no room.
@@ -223,23 +240,23 @@ class _BestOnHost:
 
     def __init__(self, num_queries: int, k: int) -> None:
         self._k = k
-        self._is_many = num_queries > _MANY
-        self._width = _SLICE if self._is_many else min(2**19 // num_queries, 2**14)
+        self._width = _SLICE if num_queries > _MANY else min(2**19 // num_queries, 2**14)
         self._keys = np.full((num_queries, k + self._width), _NOTHING)
         self._count = np.full(num_queries, k)
         self._last = np.full((num_queries, 1), -np.inf, np.float32)
 
-    def add(self, queries: Array, passages: Array, first: int, limit: int) -> None:
-        """Scores one block of passages, of which `first` is the first row and `limit` the end."""
-        # For few queries, calls would cost more than memory.
-        size = len(passages) if not self._is_many or len(passages) % _SLICE else _SLICE
-        for start in range(0, min(len(passages), limit - first), size):
-            scores = np.asarray(_scores(queries, passages, np.int32(start), size=size))
-            scores = scores[:, : limit - first - start]
-            for column in range(0, scores.shape[1], self._width):
-                self._add(scores[:, column : column + self._width], first + start + column)
+    def add(
+        self, scores: Float[np.ndarray, "queries some"], rows: Int[np.ndarray, "#queries some"]
+    ) -> None:
+        """Takes scores of passages that follow all earlier ones; equal scores have rising rows."""
+        rows = np.broadcast_to(rows, scores.shape)
+        for column in range(0, scores.shape[1], self._width):
+            here = slice(column, column + self._width)
+            self._add(scores[:, here], rows[:, here])
 
-    def _add(self, scores: Float[np.ndarray, "queries width"], first: int) -> None:
+    def _add(
+        self, scores: Float[np.ndarray, "queries width"], rows: Int[np.ndarray, "queries width"]
+    ) -> None:
         # An equal score of a later row loses.
         better = np.flatnonzero(scores > self._last)
         if not len(better):
@@ -249,7 +266,7 @@ class _BestOnHost:
         if np.max(self._count + added) > self._keys.shape[1]:
             self._select()
         place = np.arange(len(query)) - np.repeat(np.cumsum(added) - added, added)
-        keys = _to_keys(scores[query, column], first + column)
+        keys = _to_keys(scores[query, column], rows[query, column])
         self._keys[query, self._count[query] + place] = keys
         self._count += added
 
@@ -295,28 +312,6 @@ def _padded(rows: np.ndarray, size: int) -> np.ndarray:
     return np.concatenate([rows, np.zeros((size - len(rows), rows.shape[1]), rows.dtype)])
 
 
-class _BestOnDevices:
-    """The k best passages of each query so far, chosen by the devices that score them."""
-
-    def __init__(self, num_queries: int, k: int, mesh: Mesh) -> None:
-        self._mesh = mesh
-        scores = np.full((num_queries, k), -np.inf, np.float32)
-        rows = np.full((num_queries, k), NO_ROW, np.int32)
-        self._best = jax.device_put((scores, rows), NamedSharding(mesh, PartitionSpec()))
-
-    def add(self, queries: Array, passages: Array, first: int, limit: int) -> None:
-        """As `_BestOnHost.add`."""
-        # Without this the host would run ahead and queue every block's transfer.
-        jax.block_until_ready(self._best)
-        place = (np.int32(first), np.int32(limit))
-        self._best = _search_block(queries, passages, *self._best, *place, mesh=self._mesh)
-
-    def result(self) -> tuple[Int[np.ndarray, "queries k"], Float[np.ndarray, "queries k"]]:
-        """Rows and scores, best first."""
-        scores, rows = self._best
-        return np.asarray(rows), np.asarray(scores)
-
-
 @functools.partial(jax.jit, static_argnames="size")
 def _scores(
     queries: Float[Array, "queries dim"],
@@ -334,44 +329,33 @@ def _scores(
     )
 
 
-@functools.partial(jax.jit, static_argnames="mesh", donate_argnums=(2, 3))
-def _search_block(
+@functools.partial(jax.jit, static_argnames=("k", "mesh"))
+def _best_of_block(
     queries: Float[Array, "queries dim"],
     passages: Float[Array, "passages dim"],
-    best_scores: Float[Array, "queries k"],
-    best_rows: Int[Array, "queries k"],
-    offset: Int[Array, ""],
     limit: Int[Array, ""],
     *,
+    k: int,
     mesh: Mesh,
-) -> tuple[Float[Array, "queries k"], Int[Array, "queries k"]]:
-    """Merges the best so far with the best of one block, of which `offset` is the first row."""
-    k = best_scores.shape[1]
+) -> tuple[Float[Array, "queries best"], Int[Array, "queries best"]]:
+    """Each device's k best of a block's first `limit` passages, and their places in the block."""
 
-    def local(queries: Array, passages: Array, offset: Array, limit: Array) -> tuple[Array, Array]:
-        first = offset + jax.lax.axis_index(_AXIS) * passages.shape[0]
+    def local(queries: Array, passages: Array, limit: Array) -> tuple[Array, Array]:
+        first = jax.lax.axis_index(_AXIS) * passages.shape[0]
         scores = _scores(queries, passages, jnp.int32(0), size=passages.shape[0])
         # Top-k orders -0.0 below 0.0; as scores they tie.
         scores = jnp.where(scores == 0, 0.0, scores)
-        rows = first + jnp.arange(passages.shape[0], dtype=jnp.int32)
-        scores = jnp.where(rows < limit, scores, -jnp.inf)
+        places = first + jnp.arange(passages.shape[0], dtype=jnp.int32)
+        scores = jnp.where(places < limit, scores, -jnp.inf)
         scores, columns = grouped_top_k(scores, min(k, passages.shape[0]))
-        return scores, jnp.where(jnp.isneginf(scores), NO_ROW, first + columns)
+        return scores, first + columns
 
-    block_scores, block_rows = jax.shard_map(
+    return jax.shard_map(
         local,
         mesh=mesh,
-        in_specs=(PartitionSpec(), PartitionSpec(_AXIS), PartitionSpec(), PartitionSpec()),
+        in_specs=(PartitionSpec(), PartitionSpec(_AXIS), PartitionSpec()),
         out_specs=PartitionSpec(None, _AXIS),
-    )(queries, passages, offset, limit)
-    # Everything found before has a lower row, and devices hold rising rows: as top-k takes the
-    # first of equals, ties go to the lower row.
-    scores = jnp.concatenate([best_scores, block_scores], axis=1)
-    rows = jnp.concatenate([best_rows, block_rows], axis=1)
-    scores, columns = jax.lax.top_k(scores, k)
-    rows = jnp.take_along_axis(rows, columns, axis=1)
-    replicated = NamedSharding(mesh, PartitionSpec())
-    return jax.lax.with_sharding_constraint((scores, rows), replicated)
+    )(queries, passages, limit)
 
 
 def grouped_top_k(
