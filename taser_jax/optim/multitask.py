@@ -19,6 +19,7 @@ from taser_jax.optim.task_gradients import (
     Report,
     gram_matrix,
     keep_trainable,
+    no_report,
     squared_norms,
     weighted_gradients,
     weights_entropy,
@@ -26,6 +27,7 @@ from taser_jax.optim.task_gradients import (
 from taser_jax.optim.tsage import TSageConfig, tsage
 
 _SMALLEST_LOSS = 1e-6
+_ENTROPY = "task_entropy"
 
 
 class WeighingState(NamedTuple):
@@ -41,22 +43,26 @@ class WeighingState(NamedTuple):
 
 
 def _weighing(
-    start: Callable[[], WeighingState],
+    tasks: Sequence[str],
+    start: Callable[[], PyTree],
     weigh: Callable[..., tuple[PyTree, Report]],
     *,
+    scalar: str,
     trainable: PyTree[bool] | None,
 ) -> optax.GradientTransformationExtraArgs:
     """The combiner Σ_t w_t·g_t with the weights that `weigh` reports.
 
     Args:
-        start: makes the state before the first step.
-        weigh: (trainable leaves of the gradients, memory, losses=, key=) -> new memory and report.
-        trainable: tree of bool; None trains all.
+        tasks: names, in the order of the task axis.
+        start: makes the memory of the first step.
+        weigh: (trainable gradients, memory, *, losses, key) -> (new memory, report of this step).
+        scalar: what it reports besides weights.
+        trainable: tree of bool; frozen parameters take no part and get 0.
     """
 
     def init(params: PyTree) -> WeighingState:
         del params
-        return start()
+        return WeighingState(start(), no_report(len(tasks), scalar))
 
     def update(
         updates: PyTree,
@@ -115,11 +121,7 @@ def pcgrad(
         conflicts = jnp.sum(products < 0).astype(jnp.float32) / pairs
         return memory, Report(scale * jnp.sum(factors, axis=0), {"conflicts": conflicts})
 
-    def start() -> WeighingState:
-        weights = jnp.full((num_tasks,), scale, jnp.float32)
-        return WeighingState((), Report(weights, {"conflicts": jnp.float32(0)}))
-
-    return _weighing(start, weigh, trainable=trainable)
+    return _weighing(tasks, tuple, weigh, scalar="conflicts", trainable=trainable)
 
 
 def visiting_orders(key: jax.Array, num_tasks: int) -> Int[Array, "task visit"]:
@@ -192,15 +194,14 @@ def cgd(
         log_weights = jax.nn.log_softmax(memory + common / temperature)
         return log_weights, _with_entropy(jnp.exp(log_weights))
 
-    def start() -> WeighingState:
-        weights = jnp.full((len(tasks),), 1.0 / len(tasks), jnp.float32)
-        return WeighingState(jnp.log(weights), _with_entropy(weights))
+    def start() -> Array:
+        return jnp.log(jnp.full((len(tasks),), 1.0 / len(tasks), jnp.float32))
 
-    return _weighing(start, weigh, trainable=trainable)
+    return _weighing(tasks, start, weigh, scalar=_ENTROPY, trainable=trainable)
 
 
 def _with_entropy(weights: Float[Array, " task"]) -> Report:
-    return Report(weights, {"task_entropy": weights_entropy(weights)})
+    return Report(weights, {_ENTROPY: weights_entropy(weights)})
 
 
 class GradNormMemory(NamedTuple):
@@ -278,12 +279,11 @@ def gradnorm(
         moved = GradNormMemory(memory.step + 1, weights, first_losses, inner_state)
         return moved, _with_entropy(memory.weights)
 
-    def start() -> WeighingState:
+    def start() -> GradNormMemory:
         ones = jnp.ones((num_tasks,), jnp.float32)
-        memory = GradNormMemory(jnp.zeros((), jnp.int32), ones, ones, inner.init(ones))
-        return WeighingState(memory, _with_entropy(ones))
+        return GradNormMemory(jnp.zeros((), jnp.int32), ones, ones, inner.init(ones))
 
-    return _weighing(start, weigh, trainable=trainable)
+    return _weighing(tasks, start, weigh, scalar=_ENTROPY, trainable=trainable)
 
 
 class Combiner(enum.Enum):

@@ -46,6 +46,12 @@ class Report(NamedTuple):
     usable: Bool[Array, ""] | None = None
 
 
+def no_report(num_tasks: int, *scalars: str) -> Report:
+    """What a combiner's state holds before the first step."""
+    zeros = {name: jnp.zeros((), jnp.float32) for name in scalars}
+    return Report(jnp.zeros((num_tasks,), jnp.float32), zeros)
+
+
 def find_report(opt_state: PyTree) -> Report | None:
     """The combiner's report in an optimiser state; None where there is no combiner."""
     leaves = jax.tree.leaves(opt_state, is_leaf=lambda node: isinstance(node, Report))

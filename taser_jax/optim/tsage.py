@@ -21,6 +21,7 @@ from taser_jax.optim.task_gradients import (
     Leaves,
     Report,
     keep_trainable,
+    no_report,
     sum_over_devices,
     sums,
     with_frozen,
@@ -205,18 +206,13 @@ def tsage(
     Algorithm 1 and Equations 8 to 12.
     """
     burn_in_steps = int(config.burn_in_share * total_steps)
+    medians = [f"{MEDIAN}{task}" for task in tasks]
 
     def init(params: PyTree) -> TSageState:
         trained, count = keep_trainable(params, trainable), len(tasks)
         zeros = functools.partial(jax.tree.map, lambda leaf: jnp.zeros(leaf.shape, jnp.float32))
-        report = _report(
-            tasks,
-            weights=jnp.full((count,), 1.0 / count, jnp.float32),
-            task_entropy=jnp.float32(math.log(count)),
-            passes=jnp.int32(0),
-            medians=jnp.zeros((count,), jnp.float32),
-            usable=jnp.bool_(True),
-        )
+        report = no_report(count, "task_entropy", "median_passes", *medians)
+        report = report._replace(usable=jnp.bool_(True))
         average = {task: zeros(trained) for task in tasks}
         return TSageState(jnp.zeros((), jnp.int32), average, jnp.zeros((count,), jnp.int32), report)
 
@@ -251,14 +247,10 @@ def tsage(
             config, weighing, leaves, factors, averages, shardings=shardings
         )
         has_gradient = True if squared_norms is None else squared_norms > 0
-        report = _report(
-            tasks,
-            weights=weights,
-            task_entropy=task_entropy,
-            passes=median.passes,
-            medians=median.value,
-            usable=~jnp.any((median.value == 0) & has_gradient),
-        )
+        passes = median.passes.astype(jnp.float32)
+        scalars = {"task_entropy": task_entropy, "median_passes": passes}
+        scalars |= {name: median.value[t] for t, name in enumerate(medians)}
+        report = Report(weights, scalars, ~jnp.any((median.value == 0) & has_gradient))
         # The old averages must be read before the step overwrites them, or they would be copied.
         report, weighing = jax.lax.optimization_barrier((report, weighing))
         by_leaf = zip(leaves, factors, zip(*averages, strict=True), strict=True)
@@ -275,20 +267,6 @@ def tsage(
         return combined, TSageState(state.step + 1, average, median.bits, report)
 
     return optax.GradientTransformationExtraArgs(init, update)
-
-
-def _report(
-    tasks: Sequence[str],
-    *,
-    weights: Float[Array, " task"],
-    task_entropy: Float[Array, ""],
-    passes: Int[Array, ""],
-    medians: Float[Array, " task"],
-    usable: Bool[Array, ""],
-) -> Report:
-    scalars = {"task_entropy": task_entropy, "median_passes": passes.astype(jnp.float32)}
-    scalars |= {f"{MEDIAN}{task}": medians[t] for t, task in enumerate(tasks)}
-    return Report(weights, scalars=scalars, usable=usable)
 
 
 def _weighing(
