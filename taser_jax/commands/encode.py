@@ -5,8 +5,6 @@ from __future__ import annotations
 import pkgutil
 from collections.abc import Sequence
 
-import jax
-
 from taser_jax.assembly import text_sources
 from taser_jax.assembly.data import query_sets
 from taser_jax.assembly.model_directory import check_vocabulary, load_model, read_facts
@@ -96,7 +94,6 @@ def encode(
             queries=queries,
             augmentation=augmentation,
         )
-    hosts = jax.process_count()
     passages = texts.passages
     with phase("encode passages"):
         if shared_embeddings:
@@ -108,12 +105,10 @@ def encode(
             output_dir,
             fingerprints=fingerprints,
             config=config,
-            process_index=jax.process_index(),
-            process_count=hosts,
             normalization=model.model.config.normalization,
         )
     with phase("encode queries"):
-        for number, split in enumerate(queries):
+        for split in queries:
             encode_queries(
                 model.encode_fn(Role.QUERY, task=split.task),
                 split,
@@ -121,9 +116,6 @@ def encode(
                 texts=texts.of_queries(split),
                 fingerprints=fingerprints,
                 config=config,
-                # Most splits are a single shard, so each begins at another host.
-                process_index=(jax.process_index() - number) % hosts,
-                process_count=hosts,
             )
         # No host may go on to the index before the last shard is written.
         wait_for_all("passages and queries encoded")

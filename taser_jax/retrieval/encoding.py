@@ -93,12 +93,10 @@ def encode_texts(
     fingerprints: Mapping[str, str],
     kind: str = Embeddings.KIND,
     config: EncodeConfig = EncodeConfig(),
-    process_index: int = 0,
-    process_count: int = 1,
     attached: Mapping[str, object] = types.MappingProxyType({}),
     normalization: Normalization | None = None,
 ) -> bool:
-    """Encodes every text into shard files; a rerun skips finished shards.
+    """Encodes every text into shard files, which processes share; a rerun skips finished ones.
 
     Process i of n takes shards i, i+n, i+2n, ... without communicating with the others.
 
@@ -109,8 +107,6 @@ def encode_texts(
         fingerprints: {"model": ..., "collection": ..., "vocabulary": ...}, recorded and checked.
         kind: kind of the result in metadata.json.
         config: sizes of batches and shards.
-        process_index: which process this is.
-        process_count: how many share the work.
         attached: file name -> JSON value, to write beside the shards.
         normalization: the model's normalisation, recorded so that the embeddings can be truncated
             later; None if unknown.
@@ -138,7 +134,9 @@ def encode_texts(
     artifacts.follow_plan(directory, plan)
     bounds = shard_bounds(len(lengths), config.shard_rows)
     paths = [directory / name for name in shard_names(len(bounds))]
-    mine = range(process_index, len(bounds), process_count)
+    # Most splits of queries are a single shard, so each begins at another process.
+    hosts = jax.process_count()
+    mine = range((jax.process_index() - len(lengths)) % hosts, len(bounds), hosts)
     todo = [shard for shard in mine if not paths[shard].exists()]
     done_tokens, total_tokens = (
         sum(int(lengths[slice(*bounds[shard])].sum()) for shard in shards)
@@ -256,8 +254,6 @@ def encode_queries(
     fingerprints: Mapping[str, str],
     texts: Texts | None = None,
     config: EncodeConfig = EncodeConfig(),
-    process_index: int = 0,
-    process_count: int = 1,
 ) -> bool:
     """Encodes one task's split into its folder beside the passages; resumable, like these.
 
@@ -270,8 +266,6 @@ def encode_queries(
         fingerprints: those of the passages' embeddings; that of the queries' tokens is added.
         texts: what the model reads of the queries; None is their tokens.
         config: sizes of batches and shards.
-        process_index: which process this is.
-        process_count: how many share the work.
 
     Returns:
         Whether all shards are finished.
@@ -288,7 +282,5 @@ def encode_queries(
         kind=QueryEmbeddings.KIND,
         fingerprints={**fingerprints, "queries": queries.fingerprint},
         config=dataclasses.replace(config, dtype=EmbeddingDtype.FLOAT32),
-        process_index=process_index,
-        process_count=process_count,
         attached={QUERY_IDS: queries.query_ids},
     )
