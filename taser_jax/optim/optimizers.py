@@ -176,7 +176,8 @@ def build_optimizer(
     if config.weight_decay:
         decayed = jax.tree.map(operator.and_, decays, trains)
         links.append(optax.add_decayed_weights(config.weight_decay, mask=decayed))
-    links.append(_scale_each(learning_rate_factors(config, params)))
+    factors = learning_rate_factors(config, params)
+    links.append(optax.stateless(lambda updates, _: jax.tree.map(operator.mul, updates, factors)))
     links.append(optax.scale_by_learning_rate(build_schedule(config, total_steps)))
     return optax.with_extra_args_support(optax.chain(*links))
 
@@ -205,11 +206,6 @@ def learning_rate_factors(config: OptimizerConfig, params: PyTree) -> PyTree[flo
         return factor * config.expert_learning_rate_factor if is_expert else factor
 
     return jax.tree_util.tree_map_with_path(times_expert, layers)
-
-
-def _scale_each(factors: PyTree) -> optax.GradientTransformation:
-    """Multiplies each update by its own constant."""
-    return optax.stateless(lambda updates, params: jax.tree.map(operator.mul, updates, factors))
 
 
 def _decays(path: jax.tree_util.KeyPath, _: object) -> bool:

@@ -295,31 +295,27 @@ def _of_leaf(
 ) -> tuple[Float[Array, "..."], list[Float[Array, "..."]]]:
     """One parameter's combined gradient, and its new averages by task."""
     # Unrolled over tasks, this compiles to one loop that reads its inputs once.
-    products = [gradients[t] * param for t in range(len(averages))]
-    moved = _moved(config, averages, products, weighing.inverse_median)
-    parts = _softmax_parts([weighing.sharpness * score for score in moved])
+    moved, parts = _softmax_parts(config, averages, gradients, param, *weighing[:2])
     weighted = sum(part * gradients[t] for t, part in enumerate(parts))
     return weighing.factor * weighted / functools.reduce(operator.add, parts), moved
 
 
-def _moved(
+def _softmax_parts(
     config: TSageConfig,
     averages: Sequence[Float[Array, "..."]],
-    products: Sequence[Float[Array, "..."]],
+    gradients: Sequence[Float[Array, "..."]] | Float[Array, "task ..."],
+    param: Float[Array, "..."],
     inverse_median: Float[Array, " task"],
-) -> list[Float[Array, "..."]]:
-    """Each task's new average, from the old one and g·θ."""
+    sharpness: Float[Array, ""],
+) -> tuple[list[Float[Array, "..."]], list[Float[Array, "..."]]]:
+    """Each task's new average, and the numerators of the softmax over these; the largest is 1."""
     moved = []
     for t, average in enumerate(averages):
-        new = jnp.minimum(jnp.abs(products[t]) * inverse_median[t], _LARGEST)
+        new = jnp.minimum(jnp.abs(gradients[t] * param) * inverse_median[t], _LARGEST)
         moved.append(config.beta * average + (1.0 - config.beta) * new)
-    return moved
-
-
-def _softmax_parts(scores: Sequence[Float[Array, "..."]]) -> list[Float[Array, "..."]]:
-    """Numerators of a softmax; the largest is 1."""
+    scores = [sharpness * average for average in moved]
     highest = functools.reduce(jnp.maximum, scores)
-    return [jnp.exp(score - highest) for score in scores]
+    return moved, [jnp.exp(score - highest) for score in scores]
 
 
 def _mean_weights(
@@ -365,9 +361,8 @@ def _reported_totals(
     (gradients,), (params, *averages) = stacked, plain
     totals = jnp.zeros((len(averages) + 2,), jnp.float32)
     for of_tasks, param, *old in zip(gradients, params, *averages, strict=True):
-        products = [rows(gradient) * rows(param) for gradient in of_tasks]
-        moved = _moved(config, [rows(average) for average in old], products, inverse_median)
-        parts = _softmax_parts([sharpness * score for score in moved])
+        before, now = ([rows(each) for each in leaves] for leaves in (old, of_tasks))
+        _, parts = _softmax_parts(config, before, now, rows(param), inverse_median, sharpness)
         whole = functools.reduce(operator.add, parts)
         weights = [part / whole for part in parts]
         spread = functools.reduce(operator.add, map(jax.scipy.special.entr, weights))
