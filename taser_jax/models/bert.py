@@ -122,17 +122,10 @@ class Block(nn.Module):
             mask_out = mask
         attended = self._attention(block_input, hidden, mask, bias)
 
-        feed_forward = FeedForward(
-            mlp_dim=config.mlp_dim,
-            activation=config.activation,
-            dropout_rate=config.dropout_rate,
-            epsilon=config.layer_norm_epsilon,
-            kernel_init=config.kernel_init,
-            deterministic=self.deterministic,
-            traits=config.traits,
-            num_experts=None if self.experts is None else self.experts.num_experts,
-            name="mlp" if self.experts is None else "experts",
-        )
+        count, name = None, "mlp"
+        if self.experts is not None:
+            count, name = self.experts.num_experts, "experts"
+        feed_forward = FeedForward(config, self.deterministic, num_experts=count, name=name)
         if self.experts is None:
             return feed_forward(attended), None
         if not self.experts.learned:
@@ -156,17 +149,7 @@ class Block(nn.Module):
         bias: Float[Array, "#heads length length"] | None,
     ) -> Float[Array, "batch queries embed"]:
         config, traits, count = self.config, self.config.traits, queries.shape[1]
-        attention = SelfAttention(
-            num_heads=config.num_heads,
-            head_dim=config.head_dim,
-            dropout_rate=config.attention_dropout_rate,
-            kernel=config.attention,
-            kernel_init=config.kernel_init,
-            deterministic=self.deterministic,
-            has_bias=traits.biases,
-            theta=self.theta,
-            name="attention",
-        )
+        attention = SelfAttention(config, self.deterministic, self.theta, name="attention")
         dropout = layers.Dropout(config.dropout_rate, deterministic=self.deterministic)
         name = "attention_layer_norm"
         if self.normalizes_input:

@@ -11,12 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from taser_jax.models.bert_config import AttentionKernel, Traits
+from taser_jax.models.bert_config import AttentionKernel, BertConfig
 from taser_jax.models.layers import (
-    Activation,
     Affine,
     Dropout,
-    Initializer,
     activate,
     copies,
     float32_einsum,
@@ -76,26 +74,16 @@ def _einsum_attention(
 
 
 class SelfAttention(nn.Module):
-    """softmax(q·kᵀ/√d)·v over `num_heads` heads, projected back to `embed` (Vaswani et al., 2017).
+    """softmax(q·kᵀ/√d)·v over heads, projected back to `embed` (Vaswani et al., 2017).
 
     Attributes:
-        num_heads: heads.
-        head_dim: width d of a head.
-        dropout_rate: share of attention probabilities dropped in training.
-        kernel: see `AttentionKernel`.
-        kernel_init: initialiser of the four projections.
+        config: sizes, dropout, kernel and initialiser.
         deterministic: True disables dropout.
-        has_bias: whether the projections have biases.
         theta: base of rotary positions; None for none.
     """
 
-    num_heads: int
-    head_dim: int
-    dropout_rate: float
-    kernel: AttentionKernel
-    kernel_init: nn.initializers.Initializer
+    config: BertConfig
     deterministic: bool
-    has_bias: bool = True
     theta: float | None = None
 
     @nn.compact
@@ -118,15 +106,15 @@ class SelfAttention(nn.Module):
         Returns:
             The attended values, projected, before residual and normalisation.
         """
-        embed = keys.shape[-1]
+        config, embed = self.config, keys.shape[-1]
         query = self._heads("query", queries)
         key, value = self._heads("key", keys), self._heads("value", keys)
         if self.theta is not None:
             query, key = rotate(query, self.theta), rotate(key, self.theta)
 
-        dropping = self.dropout_rate > 0 and not self.deterministic
+        dropping = config.attention_dropout_rate > 0 and not self.deterministic
         is_even = not (query.shape[1] % 2 or key.shape[1] % 2)
-        by_cudnn = self.kernel is AttentionKernel.CUDNN
+        by_cudnn = config.attention is AttentionKernel.CUDNN
         if by_cudnn and (jax.default_backend() != "gpu" or query.dtype != jnp.bfloat16):
             _log_once("attention: einsum, since cuDNN's kernel needs an NVIDIA GPU and bfloat16")
             by_cudnn = False
@@ -143,13 +131,11 @@ class SelfAttention(nn.Module):
         else:
             if by_cudnn and dropping:
                 _log_once("attention: einsum while training, since cuDNN's kernel has no dropout")
-            dropout = Dropout(self.dropout_rate, deterministic=self.deterministic)
+            dropout = Dropout(config.attention_dropout_rate, deterministic=self.deterministic)
             attended = _einsum_attention(query, key, value, mask, bias, dropout)
 
-        heads = (self.num_heads, self.head_dim)
-        axes = ("heads", "kv", "embed")
-        out = Affine((*heads, embed), axes, (0, 1), self.kernel_init, self.has_bias, name="out")
-        kernel, out_bias = out()
+        heads = (config.num_heads, config.head_dim)
+        kernel, out_bias = self._affine("out", (*heads, embed), ("heads", "kv", "embed"), (0, 1))
         attended = attended.reshape(*attended.shape[:2], math.prod(heads))
         kernel = kernel.reshape(math.prod(heads), embed)
         return rows_product(attended, kernel) + out_bias.astype(attended.dtype)
@@ -157,14 +143,16 @@ class SelfAttention(nn.Module):
     def _heads(
         self, name: str, x: Float[Array, "batch length embed"]
     ) -> Float[Array, "batch length heads kv"]:
-        heads = (self.num_heads, self.head_dim)
-        embed = x.shape[-1]
-        axes = ("embed", "heads", "kv")
-        shape = (embed, *heads)
-        kernel, bias = Affine(shape, axes, (0,), self.kernel_init, self.has_bias, name=name)()
+        embed, heads = x.shape[-1], (self.config.num_heads, self.config.head_dim)
+        kernel, bias = self._affine(name, (embed, *heads), ("embed", "heads", "kv"), (0,))
         projected = rows_product(x, kernel.reshape(embed, math.prod(heads)))
-        projected = projected.reshape(*x.shape[:2], *heads)
-        return projected + bias.astype(x.dtype)
+        return projected.reshape(*x.shape[:2], *heads) + bias.astype(x.dtype)
+
+    def _affine(
+        self, name: str, shape: tuple[int, ...], axes: tuple[str, ...], inputs: tuple[int, ...]
+    ) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+        init, has_bias = self.config.kernel_init, self.config.traits.biases
+        return Affine(shape, axes, inputs, init, has_bias, name=name)()
 
 
 class FeedForward(nn.Module):
@@ -179,23 +167,13 @@ class FeedForward(nn.Module):
     gates.
 
     Attributes:
-        mlp_dim: inner width.
-        activation: the non-linearity.
-        dropout_rate: share of the branch's outputs dropped in training.
-        epsilon: epsilon of the layer normalisation.
-        kernel_init: initialiser of both kernels; experts start as exact copies.
+        config: sizes, dropout, activation and initialiser; experts start as exact copies.
         deterministic: True disables dropout.
-        traits: norm, biases and gate.
         num_experts: None for one plain feed-forward.
     """
 
-    mlp_dim: int
-    activation: Activation
-    dropout_rate: float
-    epsilon: float
-    kernel_init: Initializer
+    config: BertConfig
     deterministic: bool
-    traits: Traits
     num_experts: int | None = None
 
     @nn.compact
@@ -221,7 +199,7 @@ class FeedForward(nn.Module):
         """
         embed = hidden.shape[-1]
         parameters = self._parameters(embed)
-        dropout = Dropout(self.dropout_rate, deterministic=self.deterministic)
+        dropout = Dropout(self.config.dropout_rate, deterministic=self.deterministic)
         if gates is None:
             if self.num_experts is not None:
                 parameters = {name: value[expert] for name, value in parameters.items()}
@@ -233,30 +211,30 @@ class FeedForward(nn.Module):
             branch = self._gated_branch(hidden, parameters, gates)
             scale, bias = gates @ parameters["scale"], gates @ parameters["norm_bias"]
         output = hidden + dropout(branch)
-        if self.traits.pre_norm:
+        if self.config.traits.pre_norm:
             return output
-        return layer_norm(output, scale, bias, epsilon=self.epsilon)
+        return layer_norm(output, scale, bias, epsilon=self.config.layer_norm_epsilon)
 
     def _parameters(self, embed: int) -> Parameters:
         lead: tuple[int, ...] = ()
         axes: tuple[str, ...] = ()
-        kernel_init = self.kernel_init
+        kernel_init = self.config.kernel_init
         if self.num_experts is not None:
             lead, axes, kernel_init = (self.num_experts,), ("expert",), copies(kernel_init)
 
         def affine(name: str, inputs: tuple[str, int], outputs: tuple[str, int]) -> Affine:
             shape, names = (*lead, inputs[1], outputs[1]), (*axes, inputs[0], outputs[0])
-            has_bias = self.traits.biases
+            has_bias = self.config.traits.biases
             return Affine(shape, names, (len(lead),), kernel_init, has_bias, name=name)
 
-        wi, bi = affine("wi", ("embed", embed), ("mlp", self.mlp_dim))()
-        wo, bo = affine("wo", ("mlp", self.mlp_dim), ("embed", embed))()
-        shape, names, has_bias = (*lead, embed), (*axes, "embed"), self.traits.norm_biases
+        wi, bi = affine("wi", ("embed", embed), ("mlp", self.config.mlp_dim))()
+        wo, bo = affine("wo", ("mlp", self.config.mlp_dim), ("embed", embed))()
+        shape, names, has_bias = (*lead, embed), (*axes, "embed"), self.config.traits.norm_biases
         ones = nn.initializers.ones
         scale, norm_bias = Affine(shape, names, (), ones, has_bias, "scale", name="layer_norm")()
         products = {"wi": wi, "bi": bi, "wo": wo, "bo": bo}
-        if self.traits.gated:
-            wg, bg = affine("wi_gate", ("embed", embed), ("mlp", self.mlp_dim))()
+        if self.config.traits.gated:
+            wg, bg = affine("wi_gate", ("embed", embed), ("mlp", self.config.mlp_dim))()
             products |= {"wg": wg, "bg": bg}
         return {**products, "scale": scale, "norm_bias": norm_bias}
 
@@ -297,13 +275,13 @@ class FeedForward(nn.Module):
         gate: Float[Array, "batch #length 1"] | None,
     ) -> Float[Array, "batch length embed"]:
         """The residual branch of one expert, times its gate."""
-        names = ("scale", "norm_bias")
+        config, names = self.config, ("scale", "norm_bias")
         products = {k: v.astype(hidden.dtype) for k, v in parameters.items() if k not in names}
-        if self.traits.pre_norm:
+        if config.traits.pre_norm:
             scale, norm_bias = (parameters[name] for name in names)
-            hidden = layer_norm(hidden, scale, norm_bias, epsilon=self.epsilon)
-        inner = activate(rows_product(hidden, products["wi"]) + products["bi"], self.activation)
-        if self.traits.gated:
+            hidden = layer_norm(hidden, scale, norm_bias, epsilon=config.layer_norm_epsilon)
+        inner = activate(rows_product(hidden, products["wi"]) + products["bi"], config.activation)
+        if config.traits.gated:
             inner *= rows_product(hidden, products["wg"]) + products["bg"]
         output = rows_product(inner, products["wo"]) + products["bo"]
         return output if gate is None else output * gate

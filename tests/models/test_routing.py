@@ -10,10 +10,8 @@ from tiny_models import assert_close, encode, random_params, tiny_model, tiny_to
 
 from taser_jax.models.batch import Role
 from taser_jax.models.bert import BertConfig
-from taser_jax.models.bert_config import Traits
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.bert_layers import FeedForward
-from taser_jax.models.layers import Activation
 from taser_jax.models.routing import (
     ExpertConfig,
     GateGradient,
@@ -132,14 +130,7 @@ def test_a_gated_feed_forward_and_its_gradient_equal_float64():
     """Of any gates: with the gradient of the gates, this is the router's."""
     rng, embed, num_experts = np.random.default_rng(0), 4, 3
     layer = FeedForward(
-        mlp_dim=6,
-        activation=Activation.GELU,
-        dropout_rate=0.0,
-        epsilon=1e-12,
-        kernel_init=jax.nn.initializers.normal(0.5),
-        deterministic=False,
-        num_experts=num_experts,
-        traits=Traits(),
+        BertConfig(mlp_dim=6, dropout_rate=0.0), deterministic=False, num_experts=num_experts
     )
     hidden, weight = rng.normal(size=(2, 2, 5, embed))
     gates, direction = rng.normal(size=(2, 2, 5, num_experts))
