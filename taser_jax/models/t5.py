@@ -2,52 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
-import enum
 import re
-from typing import Annotated
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.tree_util import KeyPath
 from jaxtyping import Array, ArrayLike, Bool, Float, Int
-from msgspec import Meta
 
 from taser_jax.models import t5_layers
 from taser_jax.models.batch import Augmented, States, Tokens
 from taser_jax.models.bert import EncoderOutput
 from taser_jax.models.dual_encoder import Params
-from taser_jax.models.layers import Dropout, Kernel, TransformerConfig
-from taser_jax.models.stack import BlockCall, Remat, Scan, by_remat, run_blocks, split_over_batch
-from taser_jax.storage.errors import check_fields
-from taser_jax.storage.typed_files import Natural, Positive, Rate
+from taser_jax.models.layers import Dropout, Kernel
+from taser_jax.models.stack import BlockCall, Scan, by_remat, run_blocks, split_over_batch
+from taser_jax.models.t5_layers import PositionBias, T5Config, T5Initialization
 
 # T5 starts its decoder with the padding token.
 DECODER_START_ID = 0
-_FEED_FORWARDS = (("relu",), ("gelu", "linear"))
-
-
-class T5Initialization(enum.Enum):
-    """Initial scale of parameters, with equal outputs.
-
-    RESCALED divides token embeddings and every attention's `out` by 100, and the feed-forward's
-    `wi` and `wo` by 10 (of T5 1.1 `wi_1`, not the gate `wi_0`, which is inside a GELU). The
-    residual stream is then a hundredth everywhere, and RMSNorm cancels this: the outputs are equal
-    up to its ε. It was designed for float16. At an equal Adam learning rate these parameters move
-    100 or 10 times as fast relative to their size; TACO-DR was trained this way
-    (`t5-base-scaled`).
-    """
-
-    STANDARD = "standard"
-    RESCALED = "rescaled"
-
-
-class PositionBias(enum.Enum):
-    """Whether a stack's blocks share a table of relative positions or have one each (umT5)."""
-
-    SHARED = "shared"
-    PER_LAYER = "per_layer"
 
 
 _DIVISORS = (
@@ -55,65 +27,6 @@ _DIVISORS = (
     (re.compile(r"attention/out/kernel\b"), 100.0),
     (re.compile(r"(^|/)mlp/(wi|wi_1|wo)/kernel\b"), 10.0),
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class T5Config(TransformerConfig):
-    """Sizes and numerics of T5; the defaults are t5-base.
-
-    Example:
-        >>> t5_1_1_base = T5Config(mlp_dim=2048, mlp_activations=("gelu", "linear"))
-
-    Attributes:
-        vocab_size: rows of the token table, which encoder and decoder share.
-        embed_dim: width of the hidden states.
-        num_layers: blocks of the encoder.
-        num_decoder_layers: blocks of the decoder; 0 for an encoder alone.
-        num_heads: number of attention heads.
-        head_dim: width of a head; heads·head_dim need not be `embed_dim`.
-        mlp_dim: inner width of the feed-forward.
-        mlp_activations: ("relu",) for T5, ("gelu", "linear") for T5 1.1.
-        num_buckets: buckets of relative positions.
-        max_distance: distance from which all positions share a bucket.
-        position_bias: whether blocks share the table of relative positions.
-        dropout_rate: dropout everywhere: embeddings, attention probabilities, feed-forward,
-            outputs.
-        rms_norm_epsilon: epsilon of all normalisations.
-        dtype: dtype of activations, "float32" or "bfloat16"; parameters, softmax and normalisation
-            statistics and returned embeddings are always float32.
-        remat: rematerialisation.
-        scan: whether a training step's blocks are one loop for the compiler.
-        initialization: see `T5Initialization`; also applied to pretrained weights on loading.
-    """
-
-    vocab_size: Positive = 32128
-    embed_dim: Positive = 768
-    num_layers: Positive = 12
-    num_decoder_layers: Natural = 12
-    num_heads: Positive = 12
-    head_dim: Positive = 64
-    mlp_dim: Positive = 3072
-    mlp_activations: tuple[str, ...] = ("relu",)
-    num_buckets: Annotated[int, Meta(ge=4, multiple_of=2)] = 32
-    max_distance: int = 128
-    position_bias: PositionBias = PositionBias.SHARED
-    dropout_rate: Rate = 0.1
-    rms_norm_epsilon: float = 1e-6
-    dtype: str = "float32"
-    remat: Remat = Remat.NONE
-    scan: Scan = Scan.NONE
-    initialization: T5Initialization = T5Initialization.STANDARD
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        quarter = f"more than a quarter of the {self.num_buckets} buckets"
-        check_fields(
-            self, "max_distance", is_valid=lambda n: n > self.num_buckets // 4, expected=quarter
-        )
-        # Other files know no others, and RESCALED's equal outputs need a kernel outside the GELU.
-        expected = " or ".join(map(str, _FEED_FORWARDS))
-        is_known = _FEED_FORWARDS.__contains__
-        check_fields(self, "mlp_activations", is_valid=is_known, expected=expected)
 
 
 def decoder_flops(t5: T5Config, length: int) -> int:
@@ -161,13 +74,7 @@ class EncoderLayer(nn.Module):
             position_bias = _relative_positions(config)(hidden.shape[1])
         dropout = Dropout(config.dropout_rate, deterministic=self.deterministic)
         norm = t5_layers.RmsNorm(config.rms_norm_epsilon, name="pre_attention_layer_norm")
-        attention = t5_layers.SelfAttention(
-            config.num_heads,
-            config.head_dim,
-            config.dropout_rate,
-            self.deterministic,
-            name="attention",
-        )
+        attention = t5_layers.SelfAttention(config, self.deterministic, name="attention")
         hidden += dropout(attention(norm(hidden), mask=mask, position_bias=position_bias))
         return hidden + _feed_forward(config, hidden, dropout), None
 
@@ -176,13 +83,7 @@ def _feed_forward(
     config: T5Config, hidden: Float[Array, "*batch embed"], dropout: Dropout
 ) -> Float[Array, "*batch embed"]:
     """Norm, feed-forward and dropout, inside a compact method."""
-    feed_forward = t5_layers.FeedForward(
-        mlp_dim=config.mlp_dim,
-        activations=config.mlp_activations,
-        dropout_rate=config.dropout_rate,
-        deterministic=bool(dropout.deterministic),
-        name="mlp",
-    )
+    feed_forward = t5_layers.FeedForward(config, bool(dropout.deterministic), name="mlp")
     norm = t5_layers.RmsNorm(config.rms_norm_epsilon, name="pre_mlp_layer_norm")
     return dropout(feed_forward(norm(hidden)))
 
@@ -205,11 +106,12 @@ class DecoderLayer(nn.Module):
         if config.position_bias is PositionBias.PER_LAYER:
             _relative_positions(config)(1)
         dropout = Dropout(config.dropout_rate, deterministic=self.deterministic)
-        sizes = (config.num_heads, config.head_dim, config.dropout_rate, self.deterministic)
         norm = t5_layers.RmsNorm(config.rms_norm_epsilon, name="pre_self_attention_layer_norm")
-        hidden += dropout(t5_layers.FirstSelfAttention(*sizes, name="self_attention")(norm(hidden)))
+        own = t5_layers.FirstSelfAttention(config, self.deterministic, name="self_attention")
+        hidden += dropout(own(norm(hidden)))
         norm = t5_layers.RmsNorm(config.rms_norm_epsilon, name="pre_cross_attention_layer_norm")
-        attention = t5_layers.FirstCrossAttention(*sizes, name="encoder_decoder_attention")
+        name = "encoder_decoder_attention"
+        attention = t5_layers.FirstCrossAttention(config, self.deterministic, name=name)
         hidden += dropout(attention(norm(hidden), encoded, mask=mask))
         return hidden + _feed_forward(config, hidden, dropout), None
 

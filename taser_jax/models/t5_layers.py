@@ -1,4 +1,6 @@
-"""Layers of T5's blocks: RMSNorm, relative positions, attention, feed-forward, without biases.
+"""T5's configuration and the layers of its blocks, which have no biases.
+
+RMSNorm, relative positions, attention and feed-forward.
 
 Parameters have T5X's names. Query, key and value kernels are [embed, heads, kv] and `out` is
 [heads, kv, embed], where T5X joins heads and kv into one axis.
@@ -6,18 +8,25 @@ Parameters have T5X's names. Query, key and value kernels are [embed, heads, kv]
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 import functools
 import math
 import operator
 from collections.abc import Callable
+from typing import Annotated
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
+from msgspec import Meta
 
 from taser_jax.models import layers
+from taser_jax.models.stack import Remat, Scan
+from taser_jax.storage.errors import check_fields
+from taser_jax.storage.typed_files import Natural, Positive, Rate
 
 # Collection of the masked scores that decoders sow.
 ATTENTION = "attention"
@@ -26,12 +35,94 @@ _ATTENTION_INIT = nn.initializers.variance_scaling(1.0, "fan_in", "normal")
 _FEED_FORWARD_INIT = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
 _POSITION_INIT = nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
 
+_FEED_FORWARDS = (("relu",), ("gelu", "linear"))
 # T5X's names of the activations in a feed-forward. T5's GELU is the tanh approximation.
 MLP_ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "relu": lambda x: layers.activate(x, layers.Activation.RELU),
     "gelu": lambda x: layers.activate(x, layers.Activation.GELU_TANH),
     "linear": lambda x: x,
 }
+
+
+class T5Initialization(enum.Enum):
+    """Initial scale of parameters, with equal outputs.
+
+    RESCALED divides token embeddings and every attention's `out` by 100, and the feed-forward's
+    `wi` and `wo` by 10 (of T5 1.1 `wi_1`, not the gate `wi_0`, which is inside a GELU). The
+    residual stream is then a hundredth everywhere, and RMSNorm cancels this: the outputs are equal
+    up to its ε. It was designed for float16. At an equal Adam learning rate these parameters move
+    100 or 10 times as fast relative to their size; TACO-DR was trained this way
+    (`t5-base-scaled`).
+    """
+
+    STANDARD = "standard"
+    RESCALED = "rescaled"
+
+
+class PositionBias(enum.Enum):
+    """Whether a stack's blocks share a table of relative positions or have one each (umT5)."""
+
+    SHARED = "shared"
+    PER_LAYER = "per_layer"
+
+
+@dataclasses.dataclass(frozen=True)
+class T5Config(layers.TransformerConfig):
+    """Sizes and numerics of T5; the defaults are t5-base.
+
+    Example:
+        >>> t5_1_1_base = T5Config(mlp_dim=2048, mlp_activations=("gelu", "linear"))
+
+    Attributes:
+        vocab_size: rows of the token table, which encoder and decoder share.
+        embed_dim: width of the hidden states.
+        num_layers: blocks of the encoder.
+        num_decoder_layers: blocks of the decoder; 0 for an encoder alone.
+        num_heads: number of attention heads.
+        head_dim: width of a head; heads·head_dim need not be `embed_dim`.
+        mlp_dim: inner width of the feed-forward.
+        mlp_activations: ("relu",) for T5, ("gelu", "linear") for T5 1.1.
+        num_buckets: buckets of relative positions.
+        max_distance: distance from which all positions share a bucket.
+        position_bias: whether blocks share the table of relative positions.
+        dropout_rate: dropout everywhere: embeddings, attention probabilities, feed-forward,
+            outputs.
+        rms_norm_epsilon: epsilon of all normalisations.
+        dtype: dtype of activations, "float32" or "bfloat16"; parameters, softmax and normalisation
+            statistics and returned embeddings are always float32.
+        remat: rematerialisation.
+        scan: whether a training step's blocks are one loop for the compiler.
+        initialization: see `T5Initialization`; also applied to pretrained weights on loading.
+    """
+
+    vocab_size: Positive = 32128
+    embed_dim: Positive = 768
+    num_layers: Positive = 12
+    num_decoder_layers: Natural = 12
+    num_heads: Positive = 12
+    head_dim: Positive = 64
+    mlp_dim: Positive = 3072
+    mlp_activations: tuple[str, ...] = ("relu",)
+    num_buckets: Annotated[int, Meta(ge=4, multiple_of=2)] = 32
+    max_distance: int = 128
+    position_bias: PositionBias = PositionBias.SHARED
+    dropout_rate: Rate = 0.1
+    rms_norm_epsilon: float = 1e-6
+    dtype: str = "float32"
+    remat: Remat = Remat.NONE
+    scan: Scan = Scan.NONE
+    initialization: T5Initialization = T5Initialization.STANDARD
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        quarter = f"more than a quarter of the {self.num_buckets} buckets"
+        check_fields(
+            self, "max_distance", is_valid=lambda n: n > self.num_buckets // 4, expected=quarter
+        )
+        # Other files know no others, and RESCALED's equal outputs need a kernel outside the GELU.
+        expected = " or ".join(map(str, _FEED_FORWARDS))
+        is_known = _FEED_FORWARDS.__contains__
+        check_fields(self, "mlp_activations", is_valid=is_known, expected=expected)
 
 
 class RmsNorm(nn.Module):
@@ -111,22 +202,20 @@ class _Projections(nn.Module):
     T5 does not divide scores by √kv; the query's initialiser includes the factor.
     """
 
-    num_heads: int
-    head_dim: int
-    dropout_rate: float
+    config: T5Config
     deterministic: bool
 
     def _heads_kernel(self, name: str, embed: int) -> Float[Array, "embed heads kv"]:
-        kernel_init = _query_init(self.head_dim) if name == "query" else _ATTENTION_INIT
-        shape = (embed, self.num_heads, self.head_dim)
+        kernel_init = _query_init(self.config.head_dim) if name == "query" else _ATTENTION_INIT
+        shape = (embed, self.config.num_heads, self.config.head_dim)
         return layers.Kernel(shape, ("embed", "heads", "kv"), kernel_init, name=name)()
 
     def _out_kernel(self, embed: int) -> Float[Array, "heads kv embed"]:
-        shape, axes = (self.num_heads, self.head_dim, embed), ("heads", "kv", "embed")
+        shape, axes = (self.config.num_heads, self.config.head_dim, embed), ("heads", "kv", "embed")
         return layers.Kernel(shape, axes, _ATTENTION_INIT, inputs=2, name="out")()
 
     def _dropout(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
-        return layers.Dropout(self.dropout_rate, deterministic=self.deterministic)(x)
+        return layers.Dropout(self.config.dropout_rate, deterministic=self.deterministic)(x)
 
 
 class SelfAttention(_Projections):
@@ -142,12 +231,12 @@ class SelfAttention(_Projections):
     ) -> Float[Array, "batch length embed"]:
         """Attends from each position to all real positions."""
         embed = hidden.shape[-1]
-        joined = self.num_heads * self.head_dim
+        joined = self.config.num_heads * self.config.head_dim
 
         def heads(name: str) -> Float[Array, "batch heads length kv"]:
             kernel = self._heads_kernel(name, embed).reshape(embed, joined)
             split = layers.rows_product(hidden, kernel)
-            split = split.reshape(*hidden.shape[:2], self.num_heads, self.head_dim)
+            split = split.reshape(*hidden.shape[:2], self.config.num_heads, self.config.head_dim)
             return jnp.swapaxes(split, 1, 2)
 
         query, key, value = heads("query"), heads("key"), heads("value")
@@ -173,7 +262,9 @@ class FirstSelfAttention(_Projections):
         for unused in ("query", "key"):
             self._heads_kernel(unused, embed)
         kernel = self._heads_kernel("value", embed).astype(hidden.dtype)
-        probability = self._dropout(jnp.ones((hidden.shape[0], self.num_heads, 1), hidden.dtype))
+        probability = self._dropout(
+            jnp.ones((hidden.shape[0], self.config.num_heads, 1), hidden.dtype)
+        )
         value = probability * jnp.einsum("be,ehd->bhd", hidden, kernel)
         return jnp.einsum("bhd,hde->be", value, self._out_kernel(embed).astype(hidden.dtype))
 
@@ -215,28 +306,24 @@ class FeedForward(nn.Module):
     """Π activationᵢ(x·wiᵢ)·wo: one `wi` in T5, `wi_0` (gate) and `wi_1` in T5 1.1.
 
     Attributes:
-        mlp_dim: inner width.
-        activations: keys of `MLP_ACTIVATIONS`, one per kernel.
-        dropout_rate: dropout of the inner states.
+        config: sizes, dropout of the inner states and activations, one per kernel.
         deterministic: True disables dropout.
     """
 
-    mlp_dim: int
-    activations: tuple[str, ...]
-    dropout_rate: float
+    config: T5Config
     deterministic: bool
 
     @nn.compact
     def __call__(self, x: Float[Array, "*batch embed"]) -> Float[Array, "*batch embed"]:
         """Applies the feed-forward, before residual and dropout."""
         embed, parts = x.shape[-1], []
-        for i, activation in enumerate(self.activations):
-            name = "wi" if len(self.activations) == 1 else f"wi_{i}"
-            kernel = self._kernel(name, (embed, self.mlp_dim), ("embed", "mlp"))
+        for i, activation in enumerate(self.config.mlp_activations):
+            name = "wi" if len(self.config.mlp_activations) == 1 else f"wi_{i}"
+            kernel = self._kernel(name, (embed, self.config.mlp_dim), ("embed", "mlp"))
             parts.append(MLP_ACTIVATIONS[activation](layers.rows_product(x, kernel)))
         inner = functools.reduce(operator.mul, parts)
-        inner = layers.Dropout(self.dropout_rate, deterministic=self.deterministic)(inner)
-        kernel = self._kernel("wo", (self.mlp_dim, embed), ("mlp", "embed"))
+        inner = layers.Dropout(self.config.dropout_rate, deterministic=self.deterministic)(inner)
+        kernel = self._kernel("wo", (self.config.mlp_dim, embed), ("mlp", "embed"))
         return layers.rows_product(inner, kernel)
 
     def _kernel(
