@@ -16,6 +16,7 @@ from collections.abc import Mapping
 import numpy as np
 from jaxtyping import Bool, Int
 
+from taser_jax.data.batches.stream import BatchingConfig
 from taser_jax.data.token_store.arrays import Ragged, TokenizedQueries
 from taser_jax.storage.artifacts import fingerprint
 from taser_jax.storage.errors import ConfigError, did_you_mean
@@ -54,33 +55,24 @@ class Schedule:
 
     Args:
         sizes: task -> number of its queries.
-        batch_size: queries in a global batch.
-        rates: task -> times its queries are seen per epoch; 1 by default.
-        seed: 0 or more.
+        config: queries in a global batch, seed, and rates: task -> times its queries are seen per
+            epoch, 1 by default.
 
     Raises:
         ConfigError: a rate of an unknown task, or a rate that is not positive.
     """
 
-    def __init__(
-        self,
-        sizes: Mapping[str, int],
-        *,
-        batch_size: int,
-        rates: Mapping[str, float] | None = None,
-        seed: int = 0,
-    ) -> None:
-        rates = {} if rates is None else rates
+    def __init__(self, sizes: Mapping[str, int], config: BatchingConfig) -> None:
         if not sizes:
             raise ConfigError("no task to train on")
-        _check_rates(rates, sizes)
+        _check_rates(config.rates, sizes)
         self.tasks = sorted(sizes)
+        whole = {task: math.ceil(sizes[task] / config.batch_size) for task in self.tasks}
         self.batches_per_epoch = {
-            task: max(1, int(math.ceil(sizes[task] / batch_size) * rates.get(task, 1)))
-            for task in self.tasks
+            task: max(1, int(count * config.rates.get(task, 1))) for task, count in whole.items()
         }
         self.steps_per_epoch = sum(self.batches_per_epoch.values())
-        self._seed = seed
+        self._seed = config.seed
         # Neighbouring steps belong to at most two epochs; making an order takes time linear in the
         # steps of the epoch.
         self._order = functools.lru_cache(maxsize=2)(self._make_order)

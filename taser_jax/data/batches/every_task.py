@@ -178,30 +178,22 @@ class TaskBatchStream:
             num_devices=num_devices,
             num_chunks=num_chunks,
         )
-        self.query_lengths = {
-            task: min(
-                -(-int(queries.lengths.max()) // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE,
-                queries.ids.shape[1],
+        self.query_lengths: dict[str, int] = {}
+        self._streams: dict[str, BatchStream] = {}
+        for task, queries in tasks.items():
+            rounded = -(-int(queries.lengths.max()) // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE
+            self.query_lengths[task] = length = min(rounded, queries.ids.shape[1])
+            cut = dataclasses.replace(queries, ids=queries.ids[:, :length])
+            batching = BatchingConfig(
+                batch_size=self.batch_sizes[task],
+                num_negatives=config.num_negatives,
+                false_negatives=config.false_negatives,
+                positives=config.positives,
+                # Tasks draw independently.
+                seed=(config.seed << _SEED_BITS) + task_number(task),
             )
-            for task, queries in tasks.items()
-        }
-        self._streams = {
-            task: BatchStream(
-                store,
-                {task: _cut(queries, self.query_lengths[task])},
-                BatchingConfig(
-                    batch_size=self.batch_sizes[task],
-                    num_negatives=config.num_negatives,
-                    false_negatives=config.false_negatives,
-                    positives=config.positives,
-                    # Tasks draw independently.
-                    seed=(config.seed << _SEED_BITS) + task_number(task),
-                ),
-                share=share,
-                padding=padding,
-            )
-            for task, queries in tasks.items()
-        }
+            stream = BatchStream(store, {task: cut}, batching, share=share, padding=padding)
+            self._streams[task] = stream
         self.batches_per_epoch = {
             task: stream.steps_per_epoch for task, stream in self._streams.items()
         }
@@ -239,10 +231,6 @@ class TaskBatchStream:
     def query_rows(self, step: int) -> dict[str, np.ndarray]:
         """Rows of the queries in each task's global batch."""
         return {task: stream.rows(step).query_rows for task, stream in self._streams.items()}
-
-
-def _cut(queries: TokenizedQueries, length: int) -> TokenizedQueries:
-    return dataclasses.replace(queries, ids=queries.ids[:, :length])
 
 
 # The batches of every step, for one task or for each: a pure function of seed and step.

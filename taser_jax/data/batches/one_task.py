@@ -150,12 +150,8 @@ class BatchStream:
 
     def _set_draws(self, config: BatchingConfig) -> None:
         self.config = config
-        self._schedule = Schedule(
-            {task: len(queries) for task, queries in self._tasks.items()},
-            batch_size=config.batch_size,
-            rates=config.rates,
-            seed=config.seed,
-        )
+        sizes = {task: len(queries) for task, queries in self._tasks.items()}
+        self._schedule = Schedule(sizes, config)
         self.steps_per_epoch = self._schedule.steps_per_epoch
         self.batches_per_epoch = self._schedule.batches_per_epoch
         # The current orders of all tasks, and those of passes that have just ended.

@@ -3,13 +3,15 @@ import collections
 import pytest
 
 from taser_jax.data.batches.draws import Schedule, rates_from_weights
+from taser_jax.data.batches.stream import BatchingConfig
 from taser_jax.storage.errors import ConfigError
 
 SIZES = {"nq": 100, "trec": 15, "webq": 3}
 
 
 def make(**changes):
-    return Schedule(SIZES, **({"batch_size": 10, "rates": {"trec": 4, "nq": 0.55}} | changes))
+    settings = {"batch_size": 10, "rates": {"trec": 4, "nq": 0.55}} | changes
+    return Schedule(SIZES, BatchingConfig(**settings))
 
 
 def test_batches_per_epoch_by_hand():
@@ -33,7 +35,7 @@ def test_every_epoch_has_each_task_at_its_rate_and_counts_its_batches_on():
 def test_is_a_function_of_seed_and_step():
     turns = [make().turn(step) for step in range(60)]
     sizes = dict(reversed(SIZES.items()))
-    reordered = Schedule(sizes, batch_size=10, rates={"nq": 0.55, "trec": 4})
+    reordered = Schedule(sizes, BatchingConfig(10, rates={"nq": 0.55, "trec": 4}))
     assert [reordered.turn(step) for step in reversed(range(60))] == turns[::-1]
     assert [make(seed=1).turn(step) for step in range(60)] != turns
     tasks = [task for task, _ in turns]
@@ -45,7 +47,8 @@ def test_rates_from_weights_give_each_task_its_share():
     assert rates == pytest.approx({"nq": 1.0, "trec": 1.0})
     sizes = {"nq": 9000, "trec": 1000}
     rates = rates_from_weights({"nq": 2, "trec": 2}, sizes)
-    assert Schedule(sizes, batch_size=10, rates=rates).batches_per_epoch == {"nq": 500, "trec": 500}
+    batches = Schedule(sizes, BatchingConfig(10, rates=rates)).batches_per_epoch
+    assert batches == {"nq": 500, "trec": 500}
 
 
 def test_weights_that_are_the_sizes_lose_no_batch():
@@ -53,8 +56,8 @@ def test_weights_that_are_the_sizes_lose_no_batch():
     sizes = {"a": 63_791, "b": 53_175, "c": 39_855, "d": 62_568, "e": 47_030, "f": 76_565}
     rates = rates_from_weights({task: float(size) for task, size in sizes.items()}, sizes)
     assert rates == dict.fromkeys(sizes, 1.0)
-    plain = Schedule(sizes, batch_size=32).batches_per_epoch
-    assert Schedule(sizes, batch_size=32, rates=rates).batches_per_epoch == plain
+    plain = Schedule(sizes, BatchingConfig(32)).batches_per_epoch
+    assert Schedule(sizes, BatchingConfig(32, rates=rates)).batches_per_epoch == plain
 
 
 @pytest.mark.parametrize(
@@ -74,6 +77,6 @@ def test_bad_weights_and_no_tasks():
     with pytest.raises(ConfigError, match="no weight for task 'trec'"):
         rates_from_weights({"nq": 1.0}, {"nq": 5, "trec": 5})
     with pytest.raises(ConfigError, match="no task"):
-        Schedule({}, batch_size=1)
+        Schedule({}, BatchingConfig(1))
     with pytest.raises(ConfigError, match="step -1"):
         make().turn(-1)
