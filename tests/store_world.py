@@ -11,7 +11,7 @@ from small_world import gin
 from taser_jax.data.collections.store import PassageStore, write_collection, write_queries
 from taser_jax.data.token_store.arrays import Ragged, TokenizedQueries
 from taser_jax.models.batch import Tokens
-from taser_jax.retrieval.encoding import EncodeConfig, encode_queries, encode_texts
+from taser_jax.retrieval.encoding import EncodeConfig, encode_texts
 from taser_jax.storage.records import Passage, Query
 
 PASSAGES, QUERIES, DIM = 40, 8, 16
@@ -63,7 +63,7 @@ class StoreWorld:
             config=EncodeConfig(shard_rows=16),
         )
         tokens = self._tokens(range(PASSAGES, PASSAGES + QUERIES))
-        encode_queries(_embed, tokens, self.embeddings, fingerprints=fingerprints)
+        encode_texts(_embed, tokens, self.embeddings, fingerprints=fingerprints, queries=tokens)
         return self
 
     def _tokens(self, numbers: range) -> TokenizedQueries:

@@ -13,7 +13,7 @@ from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.hosts import keep_compiled_programs, wait_for_all, writes
 from taser_jax.models.batch import Role
 from taser_jax.retrieval.embeddings import EmbeddingDtype, Embeddings
-from taser_jax.retrieval.encoding import EncodeConfig, encode_queries, encode_texts
+from taser_jax.retrieval.encoding import EncodeConfig, encode_texts
 from taser_jax.storage.progress import phase
 
 
@@ -105,17 +105,19 @@ def encode(
             output_dir,
             fingerprints=fingerprints,
             config=config,
+            among_hosts=True,
             normalization=model.model.config.normalization,
         )
     with phase("encode queries"):
         for split in queries:
-            encode_queries(
+            encode_texts(
                 model.encode_fn(Role.QUERY, task=split.task),
-                split,
+                texts.of_queries(split),
                 output_dir,
-                texts=texts.of_queries(split),
                 fingerprints=fingerprints,
+                queries=split,
                 config=config,
+                among_hosts=True,
             )
         # No host may go on to the index before the last shard is written.
         wait_for_all("passages and queries encoded")

@@ -6,7 +6,6 @@ import collections
 import dataclasses
 import pathlib
 import time
-import types
 from collections.abc import Callable, Iterator, Mapping
 
 import jax
@@ -28,7 +27,6 @@ from taser_jax.retrieval.embeddings import (
     shard_names,
 )
 from taser_jax.storage import artifacts
-from taser_jax.storage.artifacts import FilePath
 from taser_jax.storage.errors import DataError
 from taser_jax.storage.progress import bar, logger
 from taser_jax.storage.typed_files import Checked, Positive
@@ -91,28 +89,30 @@ def encode_texts(
     directory: artifacts.FilePath,
     *,
     fingerprints: Mapping[str, str],
-    kind: str = Embeddings.KIND,
+    queries: TokenizedQueries | None = None,
     config: EncodeConfig = EncodeConfig(),
-    attached: Mapping[str, object] = types.MappingProxyType({}),
+    among_hosts: bool = False,
     normalization: Normalization | None = None,
 ) -> bool:
-    """Encodes every text into shard files, which processes share; a rerun skips finished ones.
+    """Encodes every text into shard files; a rerun skips finished shards.
 
-    Process i of n takes shards i, i+n, i+2n, ... without communicating with the others.
+    Each of n hosts takes every n-th shard, without communicating with the others. Queries go into
+    their split's folder beside the passages, and are always stored as float32: they are few, and
+    every score depends on one.
 
     Args:
         encode_fn: tokens -> embeddings [batch, dim]; called with few different shapes.
         tokens: the texts.
         directory: gets embeddings-00000-of-000NN.npy and metadata.json.
         fingerprints: {"model": ..., "collection": ..., "vocabulary": ...}, recorded and checked.
-        kind: kind of the result in metadata.json.
+        queries: the split whose queries the texts are; its fingerprint is added.
         config: sizes of batches and shards.
-        attached: file name -> JSON value, to write beside the shards.
+        among_hosts: whether all hosts share the work; otherwise this process does it alone.
         normalization: the model's normalisation, recorded so that the embeddings can be truncated
             later; None if unknown.
 
     Returns:
-        Whether all shards are finished; False while other processes have some left. The last
+        Whether all shards are finished; False while other hosts have some left. The last
         one to finish writes metadata.json.
 
     Raises:
@@ -120,7 +120,14 @@ def encode_texts(
         DataError: no texts, or the model returned a non-finite number.
         StorageError: the directory cannot be written.
     """
-    directory, lengths = pathlib.Path(directory), np.asarray(tokens.lengths)
+    directory, lengths, kind = pathlib.Path(directory), np.asarray(tokens.lengths), Embeddings.KIND
+    if queries is not None:
+        directory = queries_directory(directory, queries.task, queries.split)
+        fingerprints = {**fingerprints, "queries": queries.fingerprint}
+        config, kind = (
+            dataclasses.replace(config, dtype=EmbeddingDtype.FLOAT32),
+            QueryEmbeddings.KIND,
+        )
     if not len(lengths):
         raise DataError("no texts to encode", where=str(directory))
     plan = {
@@ -134,8 +141,8 @@ def encode_texts(
     artifacts.follow_plan(directory, plan)
     bounds = shard_bounds(len(lengths), config.shard_rows)
     paths = [directory / name for name in shard_names(len(bounds))]
-    # Most splits of queries are a single shard, so each begins at another process.
-    hosts = jax.process_count()
+    hosts = jax.process_count() if among_hosts else 1
+    # Most splits of queries are a single shard, so each begins at another host.
     mine = range((jax.process_index() - len(lengths)) % hosts, len(bounds), hosts)
     todo = [shard for shard in mine if not paths[shard].exists()]
     done_tokens, total_tokens = (
@@ -163,8 +170,8 @@ def encode_texts(
         dim = int(np.load(paths[0], mmap_mode="r").shape[1])
         speed = (total_tokens - done_tokens) / max(seconds, 1e-9)
         logger.info("%s: %s tokens per second", directory, f"{speed:,.0f}")
-        for name, value in attached.items():
-            artifacts.write_json(directory / name, value)
+        if queries is not None:
+            artifacts.write_json(directory / QUERY_IDS, queries.query_ids)
         recorded = {} if normalization is None else {"normalization": normalization.value}
         artifacts.write_json(directory / artifacts.METADATA, {**plan, "dim": dim, **recorded})
     return True
@@ -244,43 +251,3 @@ def batches_by_length(
         size = config.batch_size(length)
         yield order[first : first + size], size, length
         first += size
-
-
-def encode_queries(
-    encode_fn: EncodeFn,
-    queries: TokenizedQueries,
-    embeddings_dir: FilePath,
-    *,
-    fingerprints: Mapping[str, str],
-    texts: Texts | None = None,
-    config: EncodeConfig = EncodeConfig(),
-) -> bool:
-    """Encodes one task's split into its folder beside the passages; resumable, like these.
-
-    Queries are always stored as float32: they are few, and every score depends on one.
-
-    Args:
-        encode_fn: tokens -> embeddings [batch, dim], for the role and task of these queries.
-        queries: the split, from the token store.
-        embeddings_dir: where the passages' embeddings are.
-        fingerprints: those of the passages' embeddings; that of the queries' tokens is added.
-        texts: what the model reads of the queries; None is their tokens.
-        config: sizes of batches and shards.
-
-    Returns:
-        Whether all shards are finished.
-
-    Raises:
-        FingerprintError: the folder was begun with another model or other tokens.
-        DataError: no queries, or the model returned a number that is not finite.
-        StorageError: the folder cannot be written.
-    """
-    return encode_texts(
-        encode_fn,
-        texts or queries,
-        queries_directory(embeddings_dir, queries.task, queries.split),
-        kind=QueryEmbeddings.KIND,
-        fingerprints={**fingerprints, "queries": queries.fingerprint},
-        config=dataclasses.replace(config, dtype=EmbeddingDtype.FLOAT32),
-        attached={QUERY_IDS: queries.query_ids},
-    )

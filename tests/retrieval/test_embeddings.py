@@ -15,7 +15,7 @@ from taser_jax.retrieval.embeddings import (
     QueryEmbeddings,
     encoded_splits,
 )
-from taser_jax.retrieval.encoding import EncodeConfig, encode_queries, encode_rows, encode_texts
+from taser_jax.retrieval.encoding import EncodeConfig, encode_rows, encode_texts
 from taser_jax.storage.errors import DataError, FingerprintError
 
 TABLE = np.random.default_rng(0).standard_normal((50, 6)).astype(np.float32)
@@ -166,7 +166,7 @@ def make_queries(task="nq"):
 
 def encode_split(queries, directory, **changes):
     options = {"fingerprints": FINGERPRINTS, "config": CONFIG, **changes}
-    return encode_queries(Encoder(), queries, directory, **options)
+    return encode_texts(Encoder(), queries, directory, queries=queries, **options)
 
 
 def test_queries_on_several_processes_equal_one_by_one(tmp_path, monkeypatch):
@@ -174,12 +174,12 @@ def test_queries_on_several_processes_equal_one_by_one(tmp_path, monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 3)
     for process in (2, 0):
         monkeypatch.setattr(jax, "process_index", lambda process=process: process)
-        assert not encode_split(queries, tmp_path, config=config)
+        assert not encode_split(queries, tmp_path, config=config, among_hosts=True)
         with pytest.raises(DataError, match="run `taser encode` for this task and split"):
             QueryEmbeddings.of_split(tmp_path, "nq", "test")
     assert encoded_splits(tmp_path) == []
     monkeypatch.setattr(jax, "process_index", lambda: 1)
-    assert encode_split(queries, tmp_path, config=config)
+    assert encode_split(queries, tmp_path, config=config, among_hosts=True)
     sharded = QueryEmbeddings.of_split(tmp_path, "nq", "test")
     assert len(list(sharded.directory.glob("embeddings-*.npy"))) == 4
     np.testing.assert_allclose(sharded[:], one_by_one(queries), atol=1e-5)
