@@ -6,7 +6,7 @@ import numpy as np
 
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.models.batch import Tokens
-from taser_jax.retrieval.encoding import encode_queries, encode_texts
+from taser_jax.retrieval.encoding import encode_texts
 from taser_jax.retrieval.index import build_index
 
 
@@ -30,6 +30,7 @@ def write_specialist(
     encode_texts(embed, store.passages, embeddings, fingerprints=fingerprints)
     for task, splits in store.tasks.items():
         for split in splits:
-            encode_queries(embed, store.queries(task, split), embeddings, fingerprints=fingerprints)
+            queries = store.queries(task, split)
+            encode_texts(embed, queries, embeddings, fingerprints=fingerprints, queries=queries)
     build_index(embeddings, directory / "index")
     return embeddings

@@ -124,10 +124,8 @@ def encode_texts(
     if queries is not None:
         directory = queries_directory(directory, queries.task, queries.split)
         fingerprints = {**fingerprints, "queries": queries.fingerprint}
-        config, kind = (
-            dataclasses.replace(config, dtype=EmbeddingDtype.FLOAT32),
-            QueryEmbeddings.KIND,
-        )
+        config = dataclasses.replace(config, dtype=EmbeddingDtype.FLOAT32)
+        kind = QueryEmbeddings.KIND
     if not len(lengths):
         raise DataError("no texts to encode", where=str(directory))
     plan = {
