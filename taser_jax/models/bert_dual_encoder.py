@@ -27,12 +27,48 @@ class Pooling(enum.Enum):
     MEAN = "mean"
     LAST = "lasttoken"
 
+    @property
+    def positions(self) -> EncoderOutput:
+        """Those that it reads."""
+        is_first = self is Pooling.CLS
+        return EncoderOutput.FIRST_TOKEN if is_first else EncoderOutput.ALL_TOKENS
+
 
 _POOLED = {
     Pooling.CLS: "the hidden state of [CLS]",
     Pooling.MEAN: "the mean of hidden states",
     Pooling.LAST: "the hidden state of the last token",
 }
+
+
+class BertTower(BertEncoder):
+    """BERT and its pooling."""
+
+    pooling: Pooling = Pooling.CLS
+    normalization: Normalization = Normalization.NONE
+
+    def frozen_states(self, tokens: Tokens, *, role: Role) -> jax.Array:
+        """The output of the frozen blocks."""
+        return self(tokens, role=role, output=EncoderOutput.FROZEN)[0]
+
+    def embed(self, texts: Tokens | States | Augmented, *, role: Role, train: bool) -> Encoded:
+        """Pools BERT's hidden states."""
+        assert not isinstance(texts, Augmented)
+        hidden, statistics = self(texts, role=role, train=train, output=self.pooling.positions)
+        pooled = self.pool(hidden, jnp.asarray(texts.mask))
+        return Encoded(normalize(pooled, self.normalization), statistics)
+
+    def pool(
+        self, hidden: Float[Array, "batch positions embed"], mask: Bool[Array, "batch length"]
+    ) -> Float[Array, "batch embed"]:
+        """One float32 vector per text; [CLS] pooling reads the first position only."""
+        if self.pooling is Pooling.CLS:
+            return hidden[:, 0].astype(jnp.float32)
+        if self.pooling is Pooling.LAST:
+            # A sum, since exported programs have no gather by row.
+            is_last = jnp.arange(mask.shape[1]) == mask.sum(1, keepdims=True) - 1
+            return jnp.where(is_last[..., None], hidden.astype(jnp.float32), 0.0).sum(1)
+        return mean_over_tokens(hidden, mask)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,12 +128,6 @@ class DualEncoderConfig(ModelConfig):
         """Maximum tokens of a text."""
         return self.bert.max_length
 
-    @property
-    def output(self) -> EncoderOutput:
-        """Positions that pooling reads."""
-        is_first = self.pooling is Pooling.CLS
-        return EncoderOutput.FIRST_TOKEN if is_first else EncoderOutput.ALL_TOKENS
-
     def block_flops(self, length: int) -> list[int]:
         """Model FLOPs of each block for one text.
 
@@ -110,9 +140,9 @@ class DualEncoderConfig(ModelConfig):
         bert, experts = self.bert, self.experts
         embed, attention = bert.embed_dim, bert.num_heads * bert.head_dim
         specialized = experts.specialized_blocks(bert.num_layers)
-        blocks = []
+        blocks, output = [], self.pooling.positions
         for block in range(1, bert.num_layers + 1):
-            is_first = block_output(bert, experts, block, self.output) is EncoderOutput.FIRST_TOKEN
+            is_first = block_output(bert, experts, block, output) is EncoderOutput.FIRST_TOKEN
             queries = 1 if is_first else length
             flops = 2 * embed * attention * (2 * queries + 2 * length)
             flops += 2 * 2 * queries * length * attention
@@ -143,9 +173,10 @@ class DualEncoderConfig(ModelConfig):
             facts=tuple(facts),
         )
 
-    def make_tower(self, frozen_blocks: int = 0) -> BertEncoder:
+    def make_tower(self, frozen_blocks: int = 0) -> BertTower:
         """BERT with its specialised blocks."""
-        return BertEncoder(self.bert, self.experts, frozen_blocks)
+        pooled = self.pooling, self.normalization
+        return BertTower(self.bert, self.experts, frozen_blocks, *pooled)
 
     def frozen_parameters(self, blocks: int) -> str:
         """Regular expression of the paths of embeddings, relative positions and the first blocks.
@@ -169,28 +200,3 @@ class DualEncoderConfig(ModelConfig):
         specialized = self.experts.specialized_blocks(self.bert.num_layers)
         has_experts = min(specialized, default=blocks + 1) <= blocks
         return (self.bert, self.experts) if has_experts else (self.bert,)
-
-    def frozen_states(self, tower: BertEncoder, tokens: Tokens, *, role: Role) -> jax.Array:
-        """The output of BERT's frozen blocks."""
-        return tower(tokens, role=role, output=EncoderOutput.FROZEN)[0]
-
-    def embed(
-        self, tower: BertEncoder, tokens: Tokens | States | Augmented, *, role: Role, train: bool
-    ) -> Encoded:
-        """Pools BERT's hidden states."""
-        assert not isinstance(tokens, Augmented)
-        hidden, statistics = tower(tokens, role=role, train=train, output=self.output)
-        pooled = self.pool(hidden, jnp.asarray(tokens.mask))
-        return Encoded(normalize(pooled, self.normalization), statistics)
-
-    def pool(
-        self, hidden: Float[Array, "batch positions embed"], mask: Bool[Array, "batch length"]
-    ) -> Float[Array, "batch embed"]:
-        """One float32 vector per text; [CLS] pooling reads the first position only."""
-        if self.pooling is Pooling.CLS:
-            return hidden[:, 0].astype(jnp.float32)
-        if self.pooling is Pooling.LAST:
-            # A sum, since exported programs have no gather by row.
-            is_last = jnp.arange(mask.shape[1]) == mask.sum(1, keepdims=True) - 1
-            return jnp.where(is_last[..., None], hidden.astype(jnp.float32), 0.0).sum(1)
-        return mean_over_tokens(hidden, mask)

@@ -172,7 +172,11 @@ class ModelConfig(Checked, abc.ABC):
 
     @abc.abstractmethod
     def make_tower(self, frozen_blocks: int = 0) -> nn.Module:
-        """One tower, for `embed`; its first `frozen_blocks` blocks are frozen."""
+        """One tower, whose first `frozen_blocks` blocks are frozen.
+
+        Its method `embed(texts, *, role, train)` gives what `DualEncoder.encode` gives, and
+        `frozen_states(tokens, *, role)` the output of the frozen blocks, [batch, length, embed].
+        """
 
     @abc.abstractmethod
     def frozen_parameters(self, blocks: int) -> str:
@@ -182,16 +186,6 @@ class ModelConfig(Checked, abc.ABC):
         """The settings, besides parameters, that the output of the frozen blocks depends on."""
         del blocks
         return (self.transformer,)
-
-    @abc.abstractmethod
-    def frozen_states(self, tower: Any, tokens: Tokens, *, role: Role) -> jax.Array:
-        """The output of a tower's frozen blocks: [batch, length, embed]."""
-
-    @abc.abstractmethod
-    def embed(
-        self, tower: Any, tokens: Tokens | States | Augmented, *, role: Role, train: bool
-    ) -> Encoded:
-        """Encodes texts of one role with a tower from `make_tower`."""
 
     def initial_params(self, params: Params) -> Params:
         """The initial parameters: every tower is a copy of the first one's draw.
@@ -316,7 +310,7 @@ class DualEncoder(nn.Module):
     def states(self, tokens: Tokens, *, role: Role, task: str | None = None) -> States:
         """The frozen blocks' output for texts of one role, an input that `encode` accepts too."""
         tower = getattr(self, self.config.tower_name(role, task))
-        return States(self.config.frozen_states(tower, tokens, role=role), tokens.mask)
+        return States(tower.frozen_states(tokens, role=role), tokens.mask)
 
     def encode(
         self,
@@ -347,4 +341,4 @@ class DualEncoder(nn.Module):
         if isinstance(tokens, Augmented) and not self.config.fuses:
             raise self.config.no_fusion()
         tower = getattr(self, self.config.tower_name(role, task))
-        return self.config.embed(tower, tokens, role=role, train=train)
+        return tower.embed(tokens, role=role, train=train)

@@ -17,8 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from taser_jax.models.batch import Augmented, DocumentsShape, Encoded, Role, States, Tokens
-from taser_jax.models.bert import BertEncoder, EncoderOutput
-from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
+from taser_jax.models.bert_dual_encoder import BertTower, DualEncoderConfig, Pooling
 from taser_jax.models.dual_encoder import Params, Towers, normalize
 from taser_jax.models.layers import Kernel
 from taser_jax.models.t5 import Decoder, T5Config, decoder_flops
@@ -228,7 +227,8 @@ class BertFusionConfig(DualEncoderConfig):
 
     def make_tower(self, frozen_blocks: int = 0) -> BertFusionTower:
         """BERT with the decoder over its states."""
-        return BertFusionTower(self.bert, self.experts, frozen_blocks, decoder=self.decoder)
+        common = self.bert, self.experts, frozen_blocks, self.pooling, self.normalization
+        return BertFusionTower(*common, decoder=self.decoder, documents=self.documents)
 
     def initial_params(self, params: Params) -> Params:
         """Copies of one draw; the passage tower has no decoder."""
@@ -239,13 +239,32 @@ class BertFusionConfig(DualEncoderConfig):
         towers["passage_encoder"] = {n: v for n, v in passages.items() if n not in FUSION_PARTS}
         return towers
 
-    def embed(
-        self, tower: Any, tokens: Tokens | States | Augmented, *, role: Role, train: bool
-    ) -> Encoded:
+
+def _one_state_each(texts: Augmented) -> States:
+    """The documents' embeddings, as texts of one token each."""
+    vectors = jnp.asarray(texts.documents)
+    flat = vectors.reshape(-1, 1, vectors.shape[-1])
+    return States(flat, jnp.ones(flat.shape[:2], bool))
+
+
+class BertFusionTower(BertTower):
+    """BERT with a decoder `fusion` over its states, whose parameters `init` with a query draws."""
+
+    decoder: T5Config = T5Config()
+    documents: FusedStates = FusedStates.TOKENS
+
+    def setup(self) -> None:
+        """Creates the decoder and a norm of its inputs: T5 normalises its states, BERT does not."""
+        self.fusion = Decoder(self.decoder)
+        self.fusion_norm = RmsNorm(self.decoder.rms_norm_epsilon)
+        shape = (self.decoder.embed_dim, self.decoder.embed_dim)
+        self.fusion_projection = Kernel(shape, ("embed", None), nn.initializers.zeros)
+
+    def embed(self, tokens: Tokens | States | Augmented, *, role: Role, train: bool) -> Encoded:
         """Pools BERT's states, and adds the decoder's output to the embeddings of queries."""
         if role is Role.PASSAGE:
-            return super().embed(tower, tokens, role=role, train=train)
-        encode = functools.partial(tower, train=train, output=EncoderOutput.ALL_TOKENS)
+            return super().embed(tokens, role=role, train=train)
+        encode = functools.partial(self, train=train)
         query = tokens.query if isinstance(tokens, Augmented) else tokens
         hidden, statistics = encode(query, role=role)
         pooled = self.pool(hidden, jnp.asarray(query.mask))
@@ -259,28 +278,8 @@ class BertFusionConfig(DualEncoderConfig):
                 hidden, _ = encode(texts, role=Role.PASSAGE)
                 documents = States(hidden, texts.mask)
             joined = join_segments(joined, documents, jnp.asarray(tokens.present))
-        added = tower.fuse(pooled, joined, train=train)
+        added = self.fuse(pooled, joined, train=train)
         return Encoded(normalize(pooled + added, self.normalization), statistics)
-
-
-def _one_state_each(texts: Augmented) -> States:
-    """The documents' embeddings, as texts of one token each."""
-    vectors = jnp.asarray(texts.documents)
-    flat = vectors.reshape(-1, 1, vectors.shape[-1])
-    return States(flat, jnp.ones(flat.shape[:2], bool))
-
-
-class BertFusionTower(BertEncoder):
-    """BERT with a decoder `fusion` over its states, whose parameters `init` with a query draws."""
-
-    decoder: T5Config = T5Config()
-
-    def setup(self) -> None:
-        """Creates the decoder and a norm of its inputs: T5 normalises its states, BERT does not."""
-        self.fusion = Decoder(self.decoder)
-        self.fusion_norm = RmsNorm(self.decoder.rms_norm_epsilon)
-        shape = (self.decoder.embed_dim, self.decoder.embed_dim)
-        self.fusion_projection = Kernel(shape, ("embed", None), nn.initializers.zeros)
 
     def fuse(
         self, pooled: Float[Array, "batch embed"], states: States, *, train: bool

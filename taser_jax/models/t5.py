@@ -232,24 +232,25 @@ class T5(nn.Module):
         self.decoder = Decoder(config)
 
     def encode(
-        self, tokens: Tokens | States, *, train: bool = False
+        self,
+        tokens: Tokens | States,
+        *,
+        train: bool = False,
+        output: EncoderOutput = EncoderOutput.ALL_TOKENS,
     ) -> Float[Array, "batch length embed"]:
-        """The encoder's hidden states, in `config.dtype`.
+        """The encoder's hidden states, in `config.dtype`, or those of its frozen blocks.
 
         Args:
             tokens: ids and mask, or the output of the frozen blocks.
             train: True enables dropout, from the rng "dropout".
+            output: the states of all blocks, or those of the frozen ones.
         """
         if isinstance(tokens, States):
             first, hidden = self.frozen_blocks, jnp.asarray(tokens.hidden).astype(self.config.dtype)
         else:
             first, hidden = 0, self._embed(jnp.asarray(tokens.ids))
-        return self.encoder(hidden, jnp.asarray(tokens.mask), train=train, first=first)
-
-    def frozen_states(self, tokens: Tokens) -> Float[Array, "batch length embed"]:
-        """The output of the frozen blocks."""
-        hidden, mask = self._embed(jnp.asarray(tokens.ids)), jnp.asarray(tokens.mask)
-        return self.encoder(hidden, mask, train=False, output=EncoderOutput.FROZEN)
+        mask = jnp.asarray(tokens.mask)
+        return self.encoder(hidden, mask, train=train, first=first, output=output)
 
     def first_decoder_output(
         self, tokens: Tokens | States | Augmented, *, train: bool = False

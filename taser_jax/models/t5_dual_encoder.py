@@ -9,9 +9,9 @@ from typing import ClassVar
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
 
 from taser_jax.models.batch import Augmented, Encoded, Normalization, Role, States, Tokens
+from taser_jax.models.bert import EncoderOutput
 from taser_jax.models.dual_encoder import Description, ModelConfig, Params, Towers, normalize
 from taser_jax.models.layers import Kernel, mean_over_tokens
 from taser_jax.models.stack import layer_names
@@ -48,10 +48,14 @@ class T5Tower(T5):
                 shape, ("embed", None), nn.initializers.variance_scaling(1.0, "fan_in", "normal")
             )
 
-    def __call__(
-        self, tokens: Tokens | States | Augmented, *, train: bool
-    ) -> Float[Array, "batch dim"]:
-        """Float32 embeddings."""
+    def frozen_states(self, tokens: Tokens, *, role: Role) -> jax.Array:
+        """The output of the frozen blocks; the role makes no difference."""
+        del role
+        return self.encode(tokens, output=EncoderOutput.FROZEN)
+
+    def embed(self, tokens: Tokens | States | Augmented, *, role: Role, train: bool) -> Encoded:
+        """Float32 embeddings; the role makes no difference."""
+        del role
         if self.embedding is T5Embedding.FIRST_DECODER_OUTPUT:
             pooled = self.first_decoder_output(tokens, train=train).astype(jnp.float32)
         else:
@@ -59,7 +63,7 @@ class T5Tower(T5):
             pooled = mean_over_tokens(self.encode(tokens, train=train), jnp.asarray(tokens.mask))
         if self.projection_dim is not None:
             pooled = pooled @ self.projection_layer()
-        return normalize(pooled, self.normalization)
+        return Encoded(normalize(pooled, self.normalization), None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,18 +155,6 @@ class T5DualEncoderConfig(ModelConfig):
         The embeddings include that of the decoder's start token.
         """
         return rf"[^/]+/(token_embedder|encoder/(relpos_bias|{layer_names(blocks)}))/.*"
-
-    def frozen_states(self, tower: T5Tower, tokens: Tokens, *, role: Role) -> jax.Array:
-        """The output of T5's frozen blocks; the role makes no difference."""
-        del role
-        return tower.frozen_states(tokens)
-
-    def embed(
-        self, tower: T5Tower, tokens: Tokens | States | Augmented, *, role: Role, train: bool
-    ) -> Encoded:
-        """Embeddings; the role makes no difference."""
-        del role
-        return Encoded(tower(tokens, train=train), None)
 
     def initial_params(self, params: Params) -> Params:
         """Every tower is a copy of one draw, at the scale of `T5Config.initialization`."""
