@@ -15,7 +15,6 @@ from etils import epath
 from taser_jax.data.text import wordpiece
 from taser_jax.data.text.wordpiece import SavedVocabulary, WordPieceVocabulary
 from taser_jax.storage import checksums
-from taser_jax.storage.artifacts import require_equal
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.typed_files import Natural, Positive, read_typed
 
@@ -106,21 +105,8 @@ class VocabularyMetadata(msgspec.Struct):
     """`vocabulary.json`, as far as all vocabularies share it."""
 
     kind: Literal["wordpiece", "sentencepiece", "tokenizer_json"]
-    fingerprint: str
     extra_ids: Natural = 0
     lower_case: bool = True
-
-
-def read_metadata(directory: str) -> VocabularyMetadata:
-    """`vocabulary.json` of a saved vocabulary, whose files are compared with their record.
-
-    Raises:
-        DataError: a damaged file; not JSON, of an unknown kind, or of another format version.
-    """
-    path = f"{directory}/{wordpiece.METADATA}"
-    again = "delete the directory and train the vocabulary again"
-    checksums.check_directory(directory, fix=again)
-    return read_typed(path, VocabularyMetadata, fix=again, version=wordpiece.FORMAT_VERSION)
 
 
 class TokenizerJsonVocabulary(SavedVocabulary):
@@ -243,27 +229,20 @@ def _load(path: str, extra_ids: int | None) -> Vocabulary:
 
 
 def _load_saved(directory: str) -> Vocabulary:
-    """Reads what `save` wrote."""
-    metadata = read_metadata(directory)
-    vocabulary: Vocabulary
+    """Reads what `save` wrote, whose files are compared with their record."""
+    path, again = f"{directory}/{wordpiece.METADATA}", "delete the directory and train the vocabulary again"
+    checksums.check_directory(directory, fix=again)
+    metadata = read_typed(path, VocabularyMetadata, fix=again, version=wordpiece.FORMAT_VERSION)
     if metadata.kind == WordPieceVocabulary.kind:
         path = f"{directory}/{WordPieceVocabulary.file}"
         pieces = wordpiece.read_vocab_txt(path)
-        vocabulary = WordPieceVocabulary(pieces, lower_case=metadata.lower_case, where=path)
-    elif metadata.kind == SentencePieceVocabulary.kind:
+        return WordPieceVocabulary(pieces, lower_case=metadata.lower_case, where=path)
+    if metadata.kind == SentencePieceVocabulary.kind:
         path = f"{directory}/{SentencePieceVocabulary.file}"
         model, extra_ids = wordpiece.read_bytes(path), metadata.extra_ids
-        vocabulary = SentencePieceVocabulary(model, where=path, extra_ids=extra_ids)
-    else:
-        path = f"{directory}/{TokenizerJsonVocabulary.file}"
-        vocabulary = TokenizerJsonVocabulary(wordpiece.read_bytes(path), where=path)
-    require_equal(
-        directory,
-        {"vocabulary": vocabulary.fingerprint},
-        {"vocabulary": metadata.fingerprint},
-        "the file was changed after saving: restore it, or make the vocabulary again",
-    )
-    return vocabulary
+        return SentencePieceVocabulary(model, where=path, extra_ids=extra_ids)
+    path = f"{directory}/{TokenizerJsonVocabulary.file}"
+    return TokenizerJsonVocabulary(wordpiece.read_bytes(path), where=path)
 
 
 def _load_model(path: str, extra_ids: int | None) -> SentencePieceVocabulary:
