@@ -6,7 +6,7 @@ import functools
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -24,7 +24,7 @@ from taser_jax.models.fusion import BertFusionConfig, T5FusionConfig
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
 from taser_jax.storage.artifacts import FilePath, Fingerprint, check_version
 from taser_jax.storage.errors import ConfigError
-from taser_jax.storage.typed_files import read_json, to_plain, typed
+from taser_jax.storage.typed_files import flatten, read_json, to_plain, typed
 
 _ANY_LENGTH = 1
 FORMAT_VERSION = 1
@@ -233,15 +233,6 @@ def read_config(path: FilePath) -> ModelConfig:
         problem = f"kind is {kind!r}, not one of {', '.join(_KINDS)}"
         raise ConfigError(problem, where=where, fix=again)
     config: ModelConfig = typed(value, _KINDS[kind], where=where, fix=again)
-    unknown = set(_paths(value)) - set(_paths(to_plain(config)))
-    if unknown:
+    if unknown := flatten(**value).keys() - flatten(**to_plain(config)).keys():
         raise ConfigError(f"unknown fields: {', '.join(sorted(unknown))}", where=where, fix=again)
     return config
-
-
-def _paths(value: Mapping[str, object], place: str = "") -> Iterator[str]:
-    """Names of all fields, those of objects within as `object.field`."""
-    for name, part in value.items():
-        yield f"{place}{name}"
-        if isinstance(part, dict):
-            yield from _paths(part, f"{place}{name}.")

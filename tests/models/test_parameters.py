@@ -170,7 +170,7 @@ CHOICES = "field 'experts.routing'.*'deterministic', 'sequence', 'token'"
         (V1 | {"experts": {"pattern": "mod3"}}, r"unknown fields: experts\.pattern"),
         (V1 | {"kind": "gpt"}, r"(?s)kind is 'gpt'.*one of bert, t5"),
         (V1 | {"kind": ["a"]}, r"model\.json"),
-        (V1 | {"kind": "t5", "bert": {}}, "unknown fields: bert"),
+        (V1 | {"kind": "t5", "bert": {"a": 1}}, "unknown fields: bert.a"),
     ],
 )
 def test_files_that_cannot_be_used(value, message, read):
