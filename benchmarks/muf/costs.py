@@ -137,7 +137,7 @@ def fusion_latency(specialists: Sequence[Specialist], task: str, config: FusionC
         search += seconds_of(functools.partial(open_specialist.search, some))
         confidence += seconds_of(weigh)
     w = np.stack(columns, axis=1)
-    fusion = seconds_of(lambda: fuse_runs(runs, weights_of(w, config), config))
+    fusion = seconds_of(lambda: fuse_runs(runs, [weights_of(w, config)], config))
     per_query = [1000 * seconds / count for seconds in (search, confidence, fusion)]
     return Latency(per_query[0] / len(specialists), *per_query)
 

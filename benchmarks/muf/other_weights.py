@@ -112,7 +112,7 @@ class Seed:
         """Values by query of the fusion with these weights."""
         config = FusionConfig(power=power)
         weights = weights_of(weigh(task, split), config)
-        fused = fuse_runs(self.runs(task, split), weights, config)
+        [fused] = fuse_runs(self.runs(task, split), [weights], config)
         queries = QuerySet.open(self._data_dir, COLLECTION, task, split)
         return judge_run(fused, queries, self._store, EVALUATION)
 

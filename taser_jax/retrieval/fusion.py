@@ -84,23 +84,25 @@ def weights_of(
 
 def fuse_runs(
     runs: Sequence[Run],
-    weights: Float[np.ndarray, "queries lists"],
+    alternatives: Sequence[Float[np.ndarray, "#queries lists"]],
     config: FusionConfig,
     *,
     normalization: ScoreNormalization = ScoreNormalization.NONE,
-) -> Run:
+) -> list[Run]:
     """Joins lists: score = Σ_i weight_i · s_i, over the union of the lists.
 
     Example: weights (.75, .25), lists {7: 3, 4: 1} and {4: 6, 9: 2}: 7 gets .75·3 + .25·2 = 2.75.
 
     Args:
         runs: one list per specialist; the same queries, in any order.
-        weights: in the order of the first run's queries and of `runs`.
+        alternatives: weights, in the order of the first run's queries and of `runs`; several kinds
+            share the union of the lists.
         config: depth and k.
         normalization: normalisation of each list's scores.
 
     Returns:
-        A run in the order of the first run's queries. Equal scores are ordered by row.
+        A run for each of the alternatives, in the order of the first run's queries. Equal scores
+        are ordered by row.
 
     Raises:
         DataError: the runs are not of the same queries.
@@ -108,16 +110,6 @@ def fuse_runs(
     Source: DPR-MUF (Li et al., Findings of EMNLP 2021), equation 6 and section 4.2; an empty list
     counts as minimum 0.
     """
-    return _fused(runs, [weights], config, normalization)[0]
-
-
-def _fused(
-    runs: Sequence[Run],
-    alternatives: Sequence[Float[np.ndarray, "#queries lists"]],
-    config: FusionConfig,
-    normalization: ScoreNormalization,
-) -> list[Run]:
-    """A run for each of several weights, which share the lists' union."""
     query_ids = runs[0].query_ids
     lists = [aligned(run, query_ids) for run in runs]
     rows = np.empty((len(alternatives), len(query_ids), config.k), np.int32)
@@ -359,7 +351,7 @@ def _hybrids(
     assert config.normalization is not None
     weights = [np.array([[1.0, alpha]]) for alpha in alphas]
     joined = FusionConfig(depth=config.depth, k=k)
-    return _fused([dense, sparse], weights, joined, config.normalization)
+    return fuse_runs([dense, sparse], weights, joined, normalization=config.normalization)
 
 
 def choose_alpha(

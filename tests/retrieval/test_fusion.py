@@ -58,7 +58,7 @@ def test_equals_dictionaries(normalization, depth, k):
     weights = rng.integers(1, 9, (queries, 3)) / 8
     config = fusion.FusionConfig(depth=depth, k=k)
     runs = [run(by_query) for by_query in lists]
-    fused = fusion.fuse_runs(runs, weights, config, normalization=normalization)
+    [fused] = fusion.fuse_runs(runs, [weights], config, normalization=normalization)
     for line in range(queries):
         best = [
             dict(sorted(by_query[line].items(), key=lambda item: (-item[1], item[0]))[:depth])
@@ -83,7 +83,7 @@ def test_equals_dictionaries(normalization, depth, k):
 def test_bad_input():
     lists = [run([{1: 1.0}]), run([{2: 1.0}], ["other"])]
     with pytest.raises(DataError, match="2 queries are in one run only, 'other' say"):
-        fusion.fuse_runs(lists, np.ones((1, 2)), fusion.FusionConfig())
+        fusion.fuse_runs(lists, [np.ones((1, 2))], fusion.FusionConfig())
 
 
 def test_hybrid_by_hand():

@@ -236,7 +236,7 @@ def join(
         what = "%s %s: every specialist has confidence 0 in %d queries; their lists weigh the same"
         logger.warning(what, task, split, undecided)
     weights = confidences if weigh is not None else fusion.weights_of(confidences, config)
-    fused = fusion.fuse_runs(runs, weights, config)
+    [fused] = fusion.fuse_runs(runs, [weights], config)
     arrays = {"rows": fused.rows, "scores": fused.scores, "confidence": confidences}
     prints = {name: specialist.passages.fingerprints for name, specialist in specialists.items()}
     fingerprints = {f"model of {name}": of_model["model"] for name, of_model in prints.items()}
@@ -337,7 +337,7 @@ def ask_fused(
             columns.append(np.ones(len(ids), np.float32))
     confidences = np.stack(columns, axis=1)
     weights = fusion.weights_of(confidences, weighing.fusion)
-    fused = fusion.fuse_runs(runs, weights, dataclasses.replace(weighing.fusion, k=k))
+    [fused] = fusion.fuse_runs(runs, [weights], dataclasses.replace(weighing.fusion, k=k))
     answers = []
     for rows, scores, of_query in zip(fused.rows, fused.scores, confidences, strict=True):
         results = zip(rows, scores, strict=True)

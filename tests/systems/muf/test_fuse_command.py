@@ -114,7 +114,8 @@ def test_lists_are_weighed_by_each_specialists_confidence(fused, small_world, sp
         for place, (name, folder) in enumerate(specialists.items()):
             expected = confidence_of(folder, task, runs[place], summary.temperatures[name])
             np.testing.assert_allclose(arrays.arrays["confidence"][:, place], expected, atol=1e-4)
-        expected = fuse_runs(runs, weights_of(arrays.arrays["confidence"]), FUSION)
+        weights = weights_of(arrays.arrays["confidence"])
+        [expected] = fuse_runs(runs, [weights], FUSION)
         np.testing.assert_array_equal(arrays.run.rows, expected.rows)
         queries = QuerySet.open(small_world.data_dir, "small", task, "test")
         written = read_task_run(output_dir / "runs", queries, store)
