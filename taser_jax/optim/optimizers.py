@@ -27,47 +27,6 @@ _ENCODER = r"(?!(?:.*/)?fusion/)(?:.*/)?"
 _LAYER = re.compile(rf"{_ENCODER}layers_(\d+)/.*")
 
 
-def layer_factors(params: PyTree, *, decay: float) -> PyTree[float]:
-    """The factor decay^(n + 2 − depth) of each parameter's learning rate, for n layers of BERT.
-
-    TASER's code with n = 12 and decay 0.8 has embeddings at depth 0 (0.8^14 = 0.044), layer i
-    (from 0) at depth i + 1 (layer 0: 0.055, layer 11: 0.64) and everything above the layers at
-    depth 14 (factor 1), a decoder that fuses documents and MPNet's relative positions too. A router
-    in a layer has that layer's depth. A gate shared by all specialised blocks lies outside the
-    layers and has depth 8 of 12 in TASER's code (factor 0.262), here two thirds of n.
-
-    Args:
-        params: parameters, arrays or abstract, with paths that hold "layers_<i>".
-        decay: factor per layer; 1 changes nothing.
-
-    Returns:
-        A tree of floats shaped as `params`.
-
-    Raises:
-        ConfigError: there is no "layers_<i>", or the parameters are a T5's, for which no paper has
-            depths.
-    """
-    names = list(leaves_by_path(params))
-    numbers = [int(match[1]) for name in names if (match := _LAYER.fullmatch(name))]
-    if not numbers or any("token_embedder" in name for name in names):
-        problem = 'no parameter lies in a layer of BERT, "layers_<i>/..."'
-        raise ConfigError(problem, where="OptimizerConfig.layer_decay", fix="set it to None")
-    num_layers = max(numbers) + 1
-
-    def factor(path: jax.tree_util.KeyPath, _: object) -> float:
-        name = parameter_path(path)
-        depth = num_layers + 2
-        if layer := _LAYER.fullmatch(name):
-            depth = int(layer[1]) + 1
-        elif "embeddings" in name.split("/"):
-            depth = 0
-        elif "router" in name.split("/"):
-            depth = round(2 * num_layers / 3)
-        return decay ** (num_layers + 2 - depth)
-
-    return jax.tree_util.tree_map_with_path(factor, params)
-
-
 _WITHOUT_DECAY = ("bias", "scale")
 
 
@@ -195,17 +154,45 @@ def trainable(config: OptimizerConfig, params: PyTree) -> PyTree[bool]:
 
 
 def learning_rate_factors(config: OptimizerConfig, params: PyTree) -> PyTree[float]:
-    """Tree of floats shaped as `params`: what multiplies each parameter's learning rate."""
-    if config.layer_decay is None:
-        layers = jax.tree.map(lambda _: 1.0, params)
-    else:
-        layers = layer_factors(params, decay=config.layer_decay)
+    """What multiplies each parameter's learning rate: layer_decay^(n + 2 − depth), for experts more.
 
-    def times_expert(path: jax.tree_util.KeyPath, factor: float) -> float:
-        is_expert = "experts" in parameter_path(path).split("/")
-        return factor * config.expert_learning_rate_factor if is_expert else factor
+    TASER's code with n = 12 and a decay of 0.8 has embeddings at depth 0 (0.8^14 = 0.044), layer i
+    (from 0) at depth i + 1 (layer 0: 0.055, layer 11: 0.64) and everything above the layers at
+    depth 14 (factor 1), a decoder that fuses documents and MPNet's relative positions too. A router
+    in a layer has that layer's depth. A gate shared by all specialised blocks lies outside the
+    layers and has depth 8 of 12 in TASER's code (factor 0.262), here two thirds of n.
 
-    return jax.tree_util.tree_map_with_path(times_expert, layers)
+    Args:
+        config: the decay, None for none, and the experts' factor.
+        params: parameters, arrays or abstract; with a decay their paths hold "layers_<i>".
+
+    Returns:
+        A tree of floats shaped as `params`.
+
+    Raises:
+        ConfigError: there is no "layers_<i>", or the parameters are a T5's, for which no paper has
+            depths.
+    """
+    decay, names = config.layer_decay, list(leaves_by_path(params))
+    numbers = [int(match[1]) for name in names if (match := _LAYER.fullmatch(name))]
+    if decay is not None and (not numbers or any("token_embedder" in name for name in names)):
+        problem = 'no parameter lies in a layer of BERT, "layers_<i>/..."'
+        raise ConfigError(problem, where="OptimizerConfig.layer_decay", fix="set it to None")
+    num_layers = max(numbers, default=0) + 1
+
+    def factor(path: jax.tree_util.KeyPath, _: object) -> float:
+        name, depth = parameter_path(path), num_layers + 2
+        parts = name.split("/")
+        if layer := _LAYER.fullmatch(name):
+            depth = int(layer[1]) + 1
+        elif "embeddings" in parts:
+            depth = 0
+        elif "router" in parts:
+            depth = round(2 * num_layers / 3)
+        layers = 1.0 if decay is None else decay ** (num_layers + 2 - depth)
+        return layers * config.expert_learning_rate_factor if "experts" in parts else layers
+
+    return jax.tree_util.tree_map_with_path(factor, params)
 
 
 def _decays(path: jax.tree_util.KeyPath, _: object) -> bool:

@@ -15,7 +15,7 @@ from taser_jax.optim.optimizers import (
     Update,
     build_optimizer,
     build_schedule,
-    layer_factors,
+    learning_rate_factors,
     trainable,
 )
 from taser_jax.storage.errors import ConfigError
@@ -144,7 +144,7 @@ def test_impossible_numbers(wrong):
 
 
 def factors(params, *, decay):
-    return leaves_by_path(layer_factors(params, decay=decay))
+    return leaves_by_path(learning_rate_factors(OptimizerConfig(layer_decay=decay), params))
 
 
 def test_towers_decay_apart_and_a_router_has_the_depth_of_its_place():
@@ -184,4 +184,4 @@ def test_parameters_without_a_depth_are_refused():
     t5 = {"token_embedder": {"embedding": np.ones(1)}, "encoder": {"layers_0": np.ones(1)}}
     for params in ({"wi": np.ones(1)}, t5):
         with pytest.raises(ConfigError, match="no parameter lies in a layer of BERT"):
-            layer_factors(params, decay=0.8)
+            factors(params, decay=0.8)

@@ -230,7 +230,8 @@ def _load(path: str, extra_ids: int | None) -> Vocabulary:
 
 def _load_saved(directory: str) -> Vocabulary:
     """Reads what `save` wrote, whose files are compared with their record."""
-    path, again = f"{directory}/{wordpiece.METADATA}", "delete the directory and train the vocabulary again"
+    path = f"{directory}/{wordpiece.METADATA}"
+    again = "delete the directory and train the vocabulary again"
     checksums.check_directory(directory, fix=again)
     metadata = read_typed(path, VocabularyMetadata, fix=again, version=wordpiece.FORMAT_VERSION)
     if metadata.kind == WordPieceVocabulary.kind:
