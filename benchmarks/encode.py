@@ -86,7 +86,7 @@ class Computed:
     def add(self, config: DualEncoderConfig, batch_size: int, length: int) -> None:
         """Counts a batch."""
         self.positions += batch_size * length
-        self.flops += config.forward_flops(batch_size=batch_size, length=length)
+        self.flops += batch_size * sum(config.block_flops(length))
 
 
 def parse() -> argparse.Namespace:

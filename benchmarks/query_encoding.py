@@ -81,11 +81,9 @@ def main() -> None:
     times = in_turns(calls, repeats=arguments.repeats)
     memory = DocumentsShape(count, length)
     flops = {
-        "plain queries": config.forward_flops(batch_size=batch, length=arguments.query_length),
-        "fused queries": config.forward_flops(
-            batch_size=batch, length=arguments.query_length, memory=memory
-        ),
-        "documents alone": config.forward_flops(batch_size=batch * count, length=length),
+        "plain queries": batch * sum(config.block_flops(arguments.query_length)),
+        "fused queries": batch * sum(config.query_flops(arguments.query_length, memory)),
+        "documents alone": batch * count * sum(config.block_flops(length)),
     }
     milliseconds = {
         name: 1e3 * statistics.median(call_times.wall) for name, call_times in times.items()

@@ -230,17 +230,6 @@ class ModelConfig(Checked, abc.ABC):
             raise ConfigError(problem, where="encode", fix=fix)
         return f"query_encoder_{task}"
 
-    def forward_flops(
-        self, *, batch_size: int, length: int, memory: DocumentsShape | None = None
-    ) -> int:
-        """Model FLOPs to encode `batch_size` texts of `length` tokens, or queries with documents.
-
-        Example:
-            BERT-base, one text of 256 tokens, mean pooling: 12 · 3,825,205,248 = 45,902,462,976.
-        """
-        blocks = self.block_flops(length) if memory is None else self.query_flops(length, memory)
-        return batch_size * sum(blocks)
-
     def training_flops(
         self, batch: Batch, *, frozen_blocks: int = 0, has_states: bool = False
     ) -> int:

@@ -154,7 +154,7 @@ def trainable(config: OptimizerConfig, params: PyTree) -> PyTree[bool]:
 
 
 def learning_rate_factors(config: OptimizerConfig, params: PyTree) -> PyTree[float]:
-    """What multiplies each parameter's learning rate: layer_decay^(n + 2 − depth), for experts more.
+    """What multiplies each parameter's learning rate: layer_decay^(n + 2 − depth), and for experts.
 
     TASER's code with n = 12 and a decay of 0.8 has embeddings at depth 0 (0.8^14 = 0.044), layer i
     (from 0) at depth i + 1 (layer 0: 0.055, layer 11: 0.64) and everything above the layers at

@@ -164,8 +164,8 @@ def test_flops_by_hand():
     """T5-base, K = 10, 32 and 128 tokens: 40.4 plain queries; 1.10 with documents' states kept."""
     t5 = T5FusionConfig(t5=T5Config())
     memory = DocumentsShape(per_query=10, length=128)
-    plain = t5.forward_flops(batch_size=1, length=32)
-    fused = t5.forward_flops(batch_size=1, length=32, memory=memory)
+    plain = sum(t5.block_flops(32))
+    fused = sum(t5.query_flops(32, memory))
     assert fused / plain == pytest.approx(40.4, abs=0.05)
     # Cross-attention to 1,280 more tokens: scores and mean of 12 heads, 768 wide, in 12 blocks.
     cross = 12 * 2 * 2 * 12 * 1280 * 768
@@ -174,8 +174,8 @@ def test_flops_by_hand():
     assert fused == plain + documents + cross
     late = BertFusionConfig(documents=FusedStates.EMBEDDINGS)
     shape = DocumentsShape(per_query=10, length=1, dim=768)
-    ratio = late.forward_flops(batch_size=1, length=32, memory=shape)
-    assert 1.0 < ratio / late.forward_flops(batch_size=1, length=32) < 1.1
+    ratio = sum(late.query_flops(32, shape))
+    assert 1.0 < ratio / sum(late.block_flops(32)) < 1.1
 
 
 def test_a_step_counts_the_tokens_of_present_documents():

@@ -31,7 +31,7 @@ def test_routing_by_hand():
         bert = BertConfig(num_layers=3)
         experts = ExpertConfig(num_experts=num_experts, routing=routing, sequence_summary=summary)
         plain, routed = DualEncoderConfig(bert=bert), DualEncoderConfig(bert=bert, experts=experts)
-        flops = [each.forward_flops(batch_size=1, length=10) for each in (plain, routed)]
+        flops = [sum(each.block_flops(10)) for each in (plain, routed)]
         return flops[1] - flops[0]
 
     assert difference(2, Routing.DETERMINISTIC) == 0
@@ -66,7 +66,7 @@ def traced(model, texts, role, transform=lambda function: function):
 @pytest.mark.parametrize("model", TRACED.values(), ids=TRACED)
 def test_equals_what_jax_traces(model):
     tokens = Tokens(jnp.zeros((3, 7), jnp.int32), jnp.ones((3, 7), bool))
-    flops = model.config.forward_flops(batch_size=3, length=7)
+    flops = 3 * sum(model.config.block_flops(7))
     assert traced(model, tokens, Role.PASSAGE) == flops
     assert traced(model, tokens, Role.PASSAGE, jax.grad) == 3 * flops
 
@@ -82,7 +82,7 @@ def test_fused_queries_cost_what_jax_traces(model):
         texts = dataclasses.replace(texts, documents=jnp.zeros((3, 2, 16)))
     length = texts.mask.shape[1]
     for memory, queries in ((shape, texts), (DocumentsShape(0, 1), texts.query)):
-        flops = model.config.forward_flops(batch_size=3, length=length, memory=memory)
+        flops = 3 * sum(model.config.query_flops(length, memory))
         assert flops == traced(model, queries, Role.QUERY)
 
     # Of three forward passes, the frozen block keeps one: a block for queries and each document.
@@ -97,7 +97,7 @@ def test_fused_queries_cost_what_jax_traces(model):
 @pytest.mark.parametrize("model", [tiny_model(), tiny_t5_model()], ids=["bert", "t5"])
 def test_embedded_passages_cost_no_encoder(model):
     batch = tiny_batch(queries=4)
-    queries = model.config.forward_flops(batch_size=4, length=5)
+    queries = 4 * sum(model.config.block_flops(5))
     scores = 4 * 8 * 2 * model.config.embedding_dim
     embedded = dataclasses.replace(batch, passages=Embedded(jnp.zeros((8, 16))))
     assert model.config.training_flops(embedded) == 3 * (queries + scores)
