@@ -56,6 +56,7 @@ class Candidate:
         core: the part that must not occur in the corpus: a parameter's description.
         element: position of the element that it comes from and that is to be cut, or None.
         picked: whether it becomes a query; if not, it still adds gold to others.
+        gold: of a query, the objects that answer it, its own first.
     """
 
     task: str
@@ -65,14 +66,7 @@ class Candidate:
     core: str
     element: int | None = None
     picked: bool = True
-
-
-@dataclasses.dataclass(frozen=True)
-class Question:
-    """A candidate that passed all filters, with the objects that answer it, its own first."""
-
-    candidate: Candidate
-    gold: tuple[int, ...]
+    gold: tuple[int, ...] = ()
 
 
 def _shorten(text: str) -> str:
@@ -171,7 +165,7 @@ def candidates(objects: Sequence[DocumentedObject]) -> list[Candidate]:
 
 def fair_questions(
     all_candidates: Sequence[Candidate], assignment: Assignment
-) -> Iterator[Question]:
+) -> Iterator[Candidate]:
     """Keeps the picked candidates whose answers are few and lie in one split.
 
     Queries of a task that are equal as words, or whose two-word shingles have a Jaccard similarity
@@ -211,11 +205,11 @@ def fair_questions(
             few = len(clusters) <= _MAX_GOLD_CLUSTERS and len(gold) <= _MAX_GOLD_OBJECTS
             if one_split and few:
                 others = sorted(gold - {asked.target})
-                yield Question(asked, (asked.target, *others))
+                yield dataclasses.replace(asked, gold=(asked.target, *others))
 
 
 def cut_elements(
-    objects: Sequence[DocumentedObject], questions: Sequence[Question]
+    objects: Sequence[DocumentedObject], questions: Sequence[Candidate]
 ) -> list[set[int]]:
     """Removes each query's text from all docstrings that contain it, as long as 20 words remain.
 
@@ -228,9 +222,9 @@ def cut_elements(
     """
     cuts: list[set[int]] = [set() for _ in objects]
     for question in questions:
-        if question.candidate.element is not None:
-            cuts[question.candidate.target].add(question.candidate.element)
-    asked = {tuple(words(q.candidate.core)) for q in questions if q.candidate.task != "lookup"}
+        if question.element is not None:
+            cuts[question.target].add(question.element)
+    asked = {tuple(words(q.core)) for q in questions if q.task != "lookup"}
     for item, cut in zip(objects, cuts, strict=True):
         elements = item.doc.elements
         left = sum(count_words(e.text) for i, e in enumerate(elements) if i not in cut)
@@ -263,21 +257,20 @@ class PydocsCollection:
     versions: dict[str, str]
 
 
-def _query(question: Question, corpus: Corpus, name: str) -> Query:
+def _query(asked: Candidate, corpus: Corpus, name: str) -> Query:
     """The query with its rows; the passage nearest to the query's original position comes first."""
-    asked = question.candidate
     own = list(corpus.rows[asked.target])
     if asked.element is not None:
         nearest = corpus.element_rows[asked.target][asked.element]
         own.sort(key=lambda row: (row != nearest, row))
-    rows = [*own, *(row for target in question.gold[1:] for row in corpus.rows[target])]
+    rows = [*own, *(row for target in asked.gold[1:] for row in corpus.rows[target])]
     parts = (package_of(name), asked.task, name, *([asked.detail] if asked.detail else []))
     return Query(id=":".join(parts), text=asked.text, task=asked.task, positives=tuple(rows))
 
 
-def _without_leaks(questions: Sequence[Question], corpus: Corpus) -> list[Question]:
-    cores = ["" if q.candidate.task == "lookup" else q.candidate.core for q in questions]
-    texts = ["" if q.candidate.task == "lookup" else q.candidate.text for q in questions]
+def _without_leaks(questions: Sequence[Candidate], corpus: Corpus) -> list[Candidate]:
+    cores = ["" if q.task == "lookup" else q.core for q in questions]
+    texts = ["" if q.task == "lookup" else q.text for q in questions]
     passages = [f"{p.title}\n{p.text}" for p in corpus.passages]
     leaks = find_leaks([*cores, *texts], track(passages, "looking for leaks", unit="passage"))
     leaking = {position % len(questions) for position in leaks}
@@ -320,18 +313,18 @@ def build_pydocs(packages: Sequence[str] | None = None) -> PydocsCollection:
         answered = [
             dataclasses.replace(q, gold=tuple(t for t in q.gold if corpus.rows[t]))
             for q in questions
-            if corpus.rows[q.candidate.target]
+            if corpus.rows[q.target]
         ]
         fair = _without_leaks(answered, corpus)
         queries: dict[str, dict[str, list[Query]]] = {t: {s: [] for s in SPLITS} for t in TASKS}
         seen: Counter[str] = Counter()
         for question in fair:
-            target = question.candidate.target
+            target = question.target
             query = _query(question, corpus, objects[target].name)
             seen[query.id] += 1
             if seen[query.id] > 1:  # a class can name a parameter in two sections
                 query = dataclasses.replace(query, id=f"{query.id}:{seen[query.id]}")
-            queries[question.candidate.task][assignment.split[target]].append(query)
+            queries[question.task][assignment.split[target]].append(query)
     versions = {name: importlib.metadata.version(name) for name in THIRD_PARTY}
     return PydocsCollection(
         passages=corpus.passages,

@@ -24,7 +24,7 @@ def spread(objects, split="train"):
 
 def questions(objects, task, assignment=None):
     fair = fair_questions(candidates(objects), assignment or spread(objects))
-    return [q for q in fair if q.candidate.task == task]
+    return [q for q in fair if q.task == task]
 
 
 def unique(name, text):
@@ -35,7 +35,7 @@ def test_a_summary_is_cut_only_where_twenty_words_remain():
     long = documented("a.long", "Computes the total of things.\n\n" + FILLER)
     short = documented("a.short", "Divides one thing by another.\n\nOnly a few words more here.")
     asked = questions([long, short], "summary")
-    assert [q.candidate.text for q in asked] == ["Computes the total of things."]
+    assert [q.text for q in asked] == ["Computes the total of things."]
     cuts = cut_elements([long, short], asked)
     assert cuts == [{0}, set()]
     texts = [passage.text for passage in build_corpus([long, short], cuts).passages]
@@ -54,9 +54,9 @@ def test_at_most_two_parameters_rarest_first_and_shared_text_is_cut_everywhere()
         for name, others in parameters.items()
     ]
     asked = questions(objects, "parameter")
-    parts = {(q.candidate.target, q.candidate.detail) for q in asked}
+    parts = {(q.target, q.detail) for q in asked}
     assert parts == {(0, "p"), (0, "q"), (1, "r"), (1, "s"), (2, "axis")}
-    assert [q.gold for q in asked if q.candidate.detail == "axis"] == [(2, 0, 1)]
+    assert [q.gold for q in asked if q.detail == "axis"] == [(2, 0, 1)]
     corpus = build_corpus(objects, cut_elements(objects, asked))
     assert not [p for p in corpus.passages if "axis along which" in p.text]
 
@@ -80,16 +80,16 @@ def test_see_also_is_answered_by_the_object_mentioned_in_the_nearest_scope():
         documented("pkg.mod.Table.sort", see),
     ]
     (asked,) = questions(objects, "see_also")
-    assert asked.candidate.text == "Looks for a thing."
+    assert asked.text == "Looks for a thing."
     assert asked.gold == (1,)
 
 
 def test_code_and_example_queries():
     body = "total = 0\nfor value in values:\n    total += value\nreturn total / len(values)"
     objects = [documented("a.mean", "Mean.\n\n>>> mean([1, 2, 3], weight=2)\n4.0", body)]
-    assert [q.candidate.text for q in questions(objects, "code")] == [" ".join(body.split())]
+    assert [q.text for q in questions(objects, "code")] == [" ".join(body.split())]
     [example] = questions(objects, "example")
-    assert example.candidate.text == "mean([1, 2, 3], weight=2)"
+    assert example.text == "mean([1, 2, 3], weight=2)"
 
 
 def test_near_copies_share_a_split_and_copies_their_gold():
