@@ -173,12 +173,8 @@ class Block(nn.Module):
         kernel, bias = shared_router or router_parameters(self.config, experts)
         # A·u + c in float32 (Equation 3).
         logits = inputs.astype(jnp.float32) @ kernel + bias
-        gates = routing.straight_through_gates(
-            logits,
-            noise_key=None if self.deterministic else self.make_rng("routing"),
-            temperature=experts.temperature,
-            gradient=experts.gate_gradient,
-        )
+        key = None if self.deterministic else self.make_rng("routing")
+        gates = routing.straight_through_gates(logits, experts, noise_key=key)
         # Padding must not activate an expert that no real token chose.
         return gates * mask[..., None], routing.routing_statistics(logits, mask)
 

@@ -151,10 +151,9 @@ class ExpertConfig(Checked):
 
 def straight_through_gates(
     logits: Float[Array, "batch positions experts"],
+    config: ExpertConfig,
     *,
     noise_key: jax.Array | None,
-    temperature: float,
-    gradient: GateGradient,
 ) -> Float[Array, "batch positions experts"]:
     """One-hot gates whose gradient is that of the (Gumbel-)softmax.
 
@@ -162,9 +161,8 @@ def straight_through_gates(
 
     Args:
         logits: logits of the router.
+        config: τ, and whether entries not chosen keep their gradient.
         noise_key: draws the noise; None at inference, where the choice is argmax of the logits.
-        temperature: τ.
-        gradient: whether entries not chosen keep their gradient.
 
     Returns:
         The gates; exactly one-hot in value.
@@ -172,10 +170,10 @@ def straight_through_gates(
     if noise_key is not None:
         noise = functools.partial(jax.random.gumbel, noise_key, dtype=logits.dtype)
         logits = logits + rows_of_shard(noise, logits.shape)
-    soft = jax.nn.softmax(logits / temperature, axis=-1)
+    soft = jax.nn.softmax(logits / config.temperature, axis=-1)
     hard = jax.nn.one_hot(jnp.argmax(logits, axis=-1), logits.shape[-1], dtype=logits.dtype)
     gates = hard + (soft - jax.lax.stop_gradient(soft))
-    return gates * hard if gradient is GateGradient.CHOSEN_EXPERT else gates
+    return gates * hard if config.gate_gradient is GateGradient.CHOSEN_EXPERT else gates
 
 
 def routing_statistics(

@@ -56,7 +56,8 @@ def test_gates_are_one_hot_with_the_softmax_gradient(gradient):
     temperature = 0.7
 
     def gates(x):
-        return straight_through_gates(x, noise_key=None, temperature=temperature, gradient=gradient)
+        config = ExpertConfig(temperature=temperature, gate_gradient=gradient)
+        return straight_through_gates(x, config, noise_key=None)
 
     chosen = np.eye(5)[logits.argmax(-1)]
     np.testing.assert_array_equal(gates(jnp.asarray(logits)), chosen)
@@ -72,8 +73,7 @@ def test_gates_are_one_hot_with_the_softmax_gradient(gradient):
 
 def test_noise_draws_experts_by_their_probability():
     logits = jnp.broadcast_to(jnp.log(jnp.array([0.7, 0.2, 0.1])), (20_000, 1, 3))
-    options = {"temperature": 1.0, "gradient": GateGradient.ALL_EXPERTS}
-    gates = straight_through_gates(logits, noise_key=jax.random.key(0), **options)
+    gates = straight_through_gates(logits, ExpertConfig(), noise_key=jax.random.key(0))
     np.testing.assert_allclose(gates.mean((0, 1)), [0.7, 0.2, 0.1], atol=0.015)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from tiny_models import one_block, tiny_bert
 
 from taser_jax.models.batch import Encoded, Role, Tokens
-from taser_jax.models.routing import GateGradient, routing_statistics, straight_through_gates
+from taser_jax.models.routing import ExpertConfig, routing_statistics, straight_through_gates
 
 BERT = tiny_bert(num_layers=1)
 T5 = one_block(dropout_rate=0.0)
@@ -43,12 +43,8 @@ class TinyEncoder(nn.Module):
         if not self.routed:
             return Encoded(nn.Dense(self.dim, name="wo")(x), None)
         logits = nn.Dense(2, name="router")(x)[:, None]
-        gates = straight_through_gates(
-            logits,
-            noise_key=self.make_rng("routing") if train else None,
-            temperature=1.0,
-            gradient=GateGradient.ALL_EXPERTS,
-        )
+        key = self.make_rng("routing") if train else None
+        gates = straight_through_gates(logits, ExpertConfig(), noise_key=key)
         outputs = jnp.stack([nn.Dense(self.dim, name=f"wo_{e}")(x) for e in range(2)], 2)
         sums = routing_statistics(logits, jnp.ones(logits.shape[:2], bool))
         return Encoded((outputs * gates).sum(2), jax.tree.map(lambda leaf: leaf[None], sums))
