@@ -125,7 +125,7 @@ def _embed_fn(
 ) -> Callable[[tf.RaggedTensor], dict[str, tf.Tensor]]:
     """Ids -> {"embedding": [batch, dim]}; variables in JAX's order of the parameters."""
     length = source.length(role)
-    program = lower_encoder(source.config, role, length=length, task=source.task)
+    program = lower_encoder(source, role)
     (embeddings,) = program.out_avals
 
     def embed(ids: tf.RaggedTensor) -> dict[str, tf.Tensor]:

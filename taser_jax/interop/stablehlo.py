@@ -20,7 +20,7 @@ from taser_jax.devices.partitioning import leaves_by_path
 from taser_jax.interop.export_source import PASSAGE_INPUTS, CardTexts, ExportSource
 from taser_jax.interop.tokenizer_files import write_tokenizer
 from taser_jax.models.batch import Role, Tokens
-from taser_jax.models.dual_encoder import DualEncoder, ModelConfig
+from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.models.parameters import abstract_params
 
 PARAMETERS_FILE = "params.safetensors"
@@ -99,13 +99,7 @@ def export_stablehlo(source: ExportSource, output_dir: pathlib.Path) -> None:
         tokenizer = output_dir / f"{role.value}_tokenizer"
         tokenizer.mkdir()
         write_tokenizer(source.vocabulary_dir, tokenizer, max_length=length, prompt=prompt)
-        program = lower_encoder(
-            source.config,
-            role,
-            length=source.config.max_length or length,
-            any_length=True,
-            task=source.task,
-        )
+        program = lower_encoder(source, role, any_length=True)
         (output_dir / f"encode_{role.value}.stablehlo").write_bytes(program.serialize())
 
 
@@ -125,14 +119,7 @@ def card_texts(source: ExportSource) -> CardTexts:
     return CardTexts("stablehlo", contents, f"{tokenize}\n{LOAD_SNIPPET}", ("jax",))
 
 
-def lower_encoder(
-    config: ModelConfig,
-    role: Role,
-    *,
-    length: int,
-    any_length: bool = False,
-    task: str | None = None,
-) -> export.Exported:
+def lower_encoder(source: ExportSource, role: Role, *, any_length: bool = False) -> export.Exported:
     """Lowers (params, ids, mask) -> embeddings of one role, as at inference.
 
     BERT's attention kernel becomes EINSUM, since cuDNN's exists on one platform only; values agree
@@ -141,16 +128,18 @@ def lower_encoder(
     length pad to `length`, and shorter sequences cost as much.
 
     Args:
-        config: the dual encoder.
+        source: the dual encoder.
         role: static: selects the tower, and the experts of Det-R.
-        length: tokens of every sequence.
-        any_length: whether shorter sequences are accepted, too.
-        task: the task whose encoder to lower, if encoders differ by task.
+        any_length: whether sequences of any length that the model can take are accepted, instead
+            of those of the role's length.
 
     Returns:
         The program. Batch sizes are 1 or more; params have the shapes of `abstract_params`, ids are
         int32 and mask is bool [batch, length], embeddings are float32 [batch, dim].
     """
+    config, task, length = source.config, source.task, source.length(role)
+    if any_length:
+        length = config.max_length or length
     model = DualEncoder(config.portable())
     pads = any_length and config.transformer.by_distance
 

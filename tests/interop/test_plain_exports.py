@@ -213,7 +213,7 @@ def test_there_and_back(tmp_path, family, sentence_transformer):
     same(embeddings, embed_passages(source, ["A cat"] * len(SENTENCES), SENTENCES))
 
     queries = encode_queries(SENTENCES, vocabulary, length=QUERY_LENGTH, settings=settings)
-    program = lower_encoder(config, Role.QUERY, length=QUERY_LENGTH, any_length=True)
+    program = lower_encoder(source, Role.QUERY, any_length=True)
     for tokens in (queries, Tokens(queries.ids[1:3, :4], queries.mask[1:3, :4])):
         embeddings = program.call(source.params, tokens.ids, tokens.mask)
         same(embeddings, embed(source, Role.QUERY, tokens))
