@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 from taser_jax.data.text.preprocessors import passage_ids, query_ids
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.data.text.wordpiece import WordPieceVocabulary
+from taser_jax.data.token_store.store import QuerySettings
 from taser_jax.interop.tokenizer_files import write_tokenizer
 
 PIECES = (
@@ -61,7 +62,7 @@ def test_ids_of_a_sentencepiece_model_are_the_vocabularys(tmp_path, save, prompt
     texts, pairs = [*T5_QUERIES, *odd], [pair for pair in T5_PASSAGES if pair[0]]
     for length in (100, 12):
         tokenizer.enable_truncation(length)
-        ours = query_ids(texts, vocabulary, length, prompt=prompt)
+        ours = query_ids(texts, vocabulary, length, QuerySettings(prompt=tuple(prompt)))
         assert [tokenizer.encode(text).ids for text in texts] == [list(ids) for ids in ours]
         ours = passage_ids(*zip(*pairs, strict=True), vocabulary, length, prompt=prompt)
         assert [tokenizer.encode(*pair).ids for pair in pairs] == ours

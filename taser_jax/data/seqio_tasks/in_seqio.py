@@ -14,7 +14,8 @@ import tensorflow as tf
 
 from taser_jax.data.collections.store import SPLITS
 from taser_jax.data.seqio_tasks.retrieval_task import RetrievalMixture, RetrievalTask, data_in_use
-from taser_jax.data.text.preprocessors import normalize_queries, query_ids
+from taser_jax.data.text.preprocessors import query_ids
+from taser_jax.data.token_store.store import QuerySettings
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.records import Query
 
@@ -129,11 +130,11 @@ def _tokenizer(task: RetrievalTask) -> Callable[..., tf.data.Dataset]:
         dataset: tf.data.Dataset, sequence_length: dict[str, int] | None = None
     ) -> tf.data.Dataset:
         vocabulary, length = data_in_use().vocabulary, (sequence_length or {}).get("query")
-        prompt = task.prompt.ids(vocabulary)
+        settings = QuerySettings(task.normalization, tuple(task.prompt.ids(vocabulary)))
 
         def ids(text: bytes) -> np.ndarray:
-            shown = normalize_queries([text.decode("utf-8", "replace")], task.normalization)
-            return np.array(query_ids(shown, vocabulary, length, prompt=prompt)[0], np.int32)
+            [row] = query_ids([text.decode("utf-8", "replace")], vocabulary, length, settings)
+            return np.array(row, np.int32)
 
         @tf.autograph.experimental.do_not_convert
         def converted(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:

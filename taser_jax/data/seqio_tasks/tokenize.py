@@ -172,18 +172,17 @@ def _write_queries(writer: TokenStoreWriter, task: RetrievalTask, split: str, le
     total = task.num_input_examples(split)
     queries = list(track(queries, f"{task.name} {split}", total=total, unit="text"))
     vocabulary = data_in_use().vocabulary
-    texts = preprocessors.normalize_queries([query.text for query in queries], task.normalization)
-    prompt = task.prompt.ids(vocabulary)
-    longest = task.query_length or length
+    texts, longest = [query.text for query in queries], task.query_length or length
+    settings = QuerySettings(task.normalization, tuple(task.prompt.ids(vocabulary)))
     writer.write_queries(
         task.query_set,
         split,
         query_ids=[query.id for query in queries],
-        tokens=preprocessors.query_ids(texts, vocabulary, longest, prompt=prompt),
+        tokens=preprocessors.query_ids(texts, vocabulary, longest, settings),
         positives=[query.positives for query in queries],
         hard_negatives=[query.hard_negatives for query in queries],
         length=task.query_length,
-        settings=QuerySettings(task.normalization, tuple(prompt)),
+        settings=settings,
     )
 
 

@@ -104,27 +104,19 @@ class TaskPrompt:
         return id
 
 
-def normalize_queries(texts: Sequence[str], normalization: QueryNormalization) -> list[str]:
-    """Applies the normalisation to queries."""
-    if normalization is QueryNormalization.CURLY_APOSTROPHE:
-        return [text.replace("’", "'") for text in texts]
-    return list(texts)
-
-
 def query_ids(
     texts: Sequence[str],
     vocabulary: Vocabulary,
     length: int | None,
-    *,
-    prompt: Sequence[int] = (),
+    settings: QuerySettings = QuerySettings(),
 ) -> list[list[int]]:
-    """`[CLS] prompt text [SEP]`, with the text truncated to fit.
+    """`[CLS] prompt text [SEP]`, with the text normalised, and truncated to fit.
 
     Args:
         texts: queries.
         vocabulary: splits the texts; without a [CLS] token nothing precedes them.
         length: maximum tokens, special ones and the prompt included; None truncates nothing.
-        prompt: ids put before every text; never truncated.
+        settings: normalisation, and the prompt's ids, which are never truncated.
 
     Returns:
         Ids of each query.
@@ -132,7 +124,9 @@ def query_ids(
     Raises:
         ConfigError: the prompt leaves no room for the text.
     """
-    prompt, space = without_space(prompt, vocabulary)
+    if settings.normalization is QueryNormalization.CURLY_APOSTROPHE:
+        texts = [text.replace("’", "'") for text in texts]
+    prompt, space = without_space(settings.prompt, vocabulary)
     room = None if length is None else query_room(vocabulary, length, prompt=prompt)
     before, encoded = [*_start(vocabulary), *prompt], vocabulary.encode(_after(space, texts))
     return [[*before, *ids[:room], vocabulary.sep_id] for ids in encoded]
@@ -203,8 +197,7 @@ def encode_queries(
     settings: QuerySettings = QuerySettings(),
 ) -> Tokens:
     """Token ids of questions, padded to `length`, as in a token store."""
-    shown = normalize_queries(texts, settings.normalization)
-    ids = query_ids(shown, vocabulary, length, prompt=settings.prompt)
+    ids = query_ids(texts, vocabulary, length, settings)
     return pack_tokens(ids, length, vocabulary.size, str).tokens(range(len(ids)))
 
 

@@ -8,7 +8,6 @@ from taser_jax.data.text.preprocessors import (
     Titles,
     encode_passages,
     encode_queries,
-    normalize_queries,
     passage_ids,
     query_ids,
 )
@@ -88,8 +87,8 @@ def test_the_graphs_of_saved_models_do_the_same(length):
         prompt = () if length == 4 else (7, 8)[: length - 3]
         shown = saved_model.normalize_queries(tensors[1], normalization)
         encoded = graph.query_ids(shown, length, prompt=prompt).to_list()
-        expected = normalize_queries(texts, normalization)
-        assert encoded == query_ids(expected, VOCABULARY, length, prompt=prompt)
+        settings = QuerySettings(normalization, prompt)
+        assert encoded == query_ids(texts, VOCABULARY, length, settings)
 
 
 def test_vocabulary_without_cls_puts_nothing_first():
@@ -101,9 +100,8 @@ def test_vocabulary_without_cls_puts_nothing_first():
 
 
 def test_normalisation_is_by_name():
-    texts = ["who’s a"]
-    assert normalize_queries(texts, QueryNormalization.CURLY_APOSTROPHE) == ["who's a"]
-    assert normalize_queries(texts, QueryNormalization("none")) == texts
+    as_it_is = QuerySettings(QueryNormalization("none"))
+    assert query_ids(["b’s"], VOCABULARY, None, as_it_is) == [[CLS, *ids("b ’ s"), SEP]]
     settings = QuerySettings(QueryNormalization.CURLY_APOSTROPHE, prompt=(SEP,))
     tokens = encode_queries(["b’s"], VOCABULARY, length=7, settings=settings)
     assert tokens.ids.tolist() == [[CLS, SEP, *ids("b ' s"), SEP, 0]]

@@ -11,7 +11,7 @@ from taser_jax.data.seqio_tasks.tokenize import tokenize_collection
 from taser_jax.data.text.preprocessors import Family, Prompt, TaskPrompt, passage_ids, query_ids
 from taser_jax.data.text.vocabularies import SentencePieceVocabulary
 from taser_jax.data.text.wordpiece import WordPieceVocabulary
-from taser_jax.data.token_store.store import QueryNormalization
+from taser_jax.data.token_store.store import QueryNormalization, QuerySettings
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.records import Passage, Query
 
@@ -73,23 +73,24 @@ def test_pieces_by_name_in_both_kinds_of_vocabulary():
     assert given.ids(t5) == [*t5.encode(["nq"])[0], extra]
     assert TaskPrompt(Prompt.NAME, name="nq").ids(t5)[-1] == t5.sep_id
     # T5's vocabularies put nothing first.
-    ids = query_ids(["a b c"], t5, 5, prompt=[extra])
+    ids = query_ids(["a b c"], t5, 5, QuerySettings(prompt=(extra,)))
     assert ids == [[extra, *t5.encode(["a b c"])[0][:3], 1]]
 
 
 def test_long_queries_are_cut_after_the_prompt():
     texts = ["a b c", "", "c"]
-    ids = query_ids(texts, VOCABULARY, 6, prompt=[NQ, SEP])
+    ids = query_ids(texts, VOCABULARY, 6, QuerySettings(prompt=(NQ, SEP)))
     assert ids == [[CLS, NQ, SEP, A, B, SEP], [CLS, NQ, SEP, SEP], [CLS, NQ, SEP, C, SEP]]
     # Without a limit nothing is cut, without a prompt nothing is added.
-    assert query_ids(texts, VOCABULARY, None, prompt=[NQ])[0] == [CLS, NQ, A, B, C, SEP]
+    named = QuerySettings(prompt=(NQ,))
+    assert query_ids(texts, VOCABULARY, None, named)[0] == [CLS, NQ, A, B, C, SEP]
     assert query_ids(texts, VOCABULARY, 6)[0] == [CLS, A, B, C, SEP]
-    assert query_ids(texts[:0], VOCABULARY, 6, prompt=[NQ]) == []
+    assert query_ids(texts[:0], VOCABULARY, 6, named) == []
 
 
 def test_a_prompt_that_eats_the_whole_length(tokenized, tmp_path):
     with pytest.raises(ConfigError, match="leaves no room") as error:
-        query_ids(["a"], VOCABULARY, 4, prompt=[NQ, SEP])
+        query_ids(["a"], VOCABULARY, 4, QuerySettings(prompt=(NQ, SEP)))
     assert error.match("5 tokens or more")
     prompt = TaskPrompt(Prompt.NAME, name="a b c")
     retrieval.add_retrieval_task("toy_long", collection="toy", task="long", prompt=prompt)

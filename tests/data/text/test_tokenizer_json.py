@@ -9,6 +9,7 @@ from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from taser_jax.data.text.preprocessors import passage_ids, query_ids
 from taser_jax.data.text.vocabularies import TokenizerJsonVocabulary, load_vocabulary
+from taser_jax.data.token_store.store import QuerySettings
 from taser_jax.interop.saved_model import TextGraph
 from taser_jax.interop.tokenizer_files import write_tokenizer
 from taser_jax.storage.errors import ConfigError
@@ -73,13 +74,14 @@ def test_a_prompt_with_a_space_and_its_text_are_split_as_one(tokenizer, tmp_path
     texts = [text for text in TEXTS if text and "</s>" not in text]
     [prompt] = vocabulary.encode(["the mat: "])
     whole = [tokenizer.encode(f"the mat: {text}", add_special_tokens=False).ids for text in texts]
-    assert query_ids(texts, vocabulary, None, prompt=prompt) == [[0, *row, 2] for row in whole]
+    settings = QuerySettings(prompt=tuple(prompt))
+    assert query_ids(texts, vocabulary, None, settings) == [[0, *row, 2] for row in whole]
     rows = passage_ids([""] * len(texts), texts, vocabulary, 16, prompt=prompt)
     assert rows == [[0, *row[:14], 2] for row in whole]
     # Without one, it is a word of its own.
     [prompt] = vocabulary.encode(["the"])
     apart = [[0, *prompt, *row, 2] for row in vocabulary.encode(texts)]
-    assert query_ids(texts, vocabulary, None, prompt=prompt) == apart
+    assert query_ids(texts, vocabulary, None, QuerySettings(prompt=tuple(prompt))) == apart
 
 
 def test_what_is_saved_comes_back(tokenizer, tmp_path):
@@ -98,7 +100,7 @@ def test_transformers_reads_what_is_written(tokenizer, tmp_path):
         output.mkdir()
         write_tokenizer(tmp_path, output, max_length=length, prompt=before)
         theirs = transformers.AutoTokenizer.from_pretrained(output)
-        expected = query_ids(TEXTS, vocabulary, length, prompt=before)
+        expected = query_ids(TEXTS, vocabulary, length, QuerySettings(prompt=tuple(before)))
         assert theirs(TEXTS, truncation=True)["input_ids"] == expected
         padded = theirs(TEXTS, truncation=True, padding=True)
         assert {len(row) for row in padded["input_ids"]} == {max(map(len, expected))}
