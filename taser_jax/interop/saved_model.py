@@ -16,7 +16,7 @@ from tensorflow.compiler.tf2xla.python import xla
 from taser_jax.data.text.preprocessors import check_length, query_room
 from taser_jax.data.text.vocabularies import SentencePieceVocabulary, Vocabulary
 from taser_jax.data.text.wordpiece import MAX_WORD_CHARACTERS, WordPieceVocabulary
-from taser_jax.data.token_store.store import QueryNormalization, Titles
+from taser_jax.data.token_store.store import QueryNormalization, QuerySettings, Titles
 from taser_jax.devices.partitioning import leaves_by_path
 from taser_jax.interop.export_source import CardTexts, ExportSource
 from taser_jax.interop.stablehlo import lower_encoder
@@ -67,9 +67,7 @@ def export_saved_model(source: ExportSource, output_dir: pathlib.Path) -> None:
     embed_query, embed_passage = (_embed_fn(source, tuple(variables.values()), r) for r in Role)
 
     def query(queries: tf.Tensor) -> dict[str, tf.Tensor]:
-        settings = source.query_settings
-        queries = normalize_queries(queries, settings.normalization)
-        return embed_query(graph.query_ids(queries, source.query_length, prompt=settings.prompt))
+        return embed_query(graph.query_ids(queries, source.query_length, source.query_settings))
 
     def passage(titles: tf.Tensor, texts: tf.Tensor) -> dict[str, tf.Tensor]:
         message = "titles and texts differ in number: a passage without a title has an empty one"
@@ -148,13 +146,6 @@ def _embed_fn(
     return embed
 
 
-def normalize_queries(texts: tf.Tensor, normalization: QueryNormalization) -> tf.Tensor:
-    """Applies the normalisation to queries. [queries] -> [queries], strings."""
-    if normalization is QueryNormalization.CURLY_APOSTROPHE:
-        return tf.strings.regex_replace(texts, "’", "'")
-    return texts
-
-
 class TextGraph(tf.Module):
     """The ids that a vocabulary gives texts. A `tf.Module` that uses it must hold it.
 
@@ -180,15 +171,13 @@ class TextGraph(tf.Module):
             fix = "export as sentence_transformers, onnx or stablehlo"
             raise ConfigError(problem, where="vocabulary", fix=fix)
 
-    def query_ids(
-        self, texts: tf.Tensor, length: int, *, prompt: Sequence[int] = ()
-    ) -> tf.RaggedTensor:
-        """`[CLS] prompt text [SEP]`, with the text truncated to fit.
+    def query_ids(self, texts: tf.Tensor, length: int, settings: QuerySettings) -> tf.RaggedTensor:
+        """`[CLS] prompt text [SEP]`, with the text normalised, and truncated to fit.
 
         Args:
             texts: strings. Shape [queries].
             length: maximum tokens, special ones and the prompt included.
-            prompt: ids put before every text; never truncated.
+            settings: normalisation, and the prompt's ids, which are never truncated.
 
         Returns:
             Ids. Shape [queries, (tokens)], int32.
@@ -196,7 +185,9 @@ class TextGraph(tf.Module):
         Raises:
             ConfigError: the prompt leaves no room for the text.
         """
-        tokens = self.encode(texts)
+        if settings.normalization is QueryNormalization.CURLY_APOSTROPHE:
+            texts = tf.strings.regex_replace(texts, "’", "'")
+        tokens, prompt = self.encode(texts), settings.prompt
         room = query_room(self._vocabulary, length, prompt=prompt)
         tokens = _keep_first(tokens, tf.minimum(tokens.row_lengths(), room))
         return self._framed(tokens, prompt)

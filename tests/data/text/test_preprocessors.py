@@ -85,9 +85,8 @@ def test_the_graphs_of_saved_models_do_the_same(length):
         assert encoded == passage_ids(titles, texts, VOCABULARY, room, prompt=prompt)
     for normalization in QueryNormalization:
         prompt = () if length == 4 else (7, 8)[: length - 3]
-        shown = saved_model.normalize_queries(tensors[1], normalization)
-        encoded = graph.query_ids(shown, length, prompt=prompt).to_list()
         settings = QuerySettings(normalization, prompt)
+        encoded = graph.query_ids(tensors[1], length, settings).to_list()
         assert encoded == query_ids(texts, VOCABULARY, length, settings)
 
 
