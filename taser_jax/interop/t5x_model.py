@@ -106,13 +106,8 @@ class DualEncoderModel(models.BaseModel):
         input_types: Mapping[str, Any] | None = None,
     ) -> flax.core.FrozenDict:
         """Parameters, and the logical name of each axis in T5X's form."""
-        del input_types
-        params = init_params(
-            self._module,
-            rng,
-            query_length=input_shapes["queries"][1],
-            passage_length=self._passage_length,
-        )
+        del input_shapes, input_types
+        params = init_params(self._module, rng)
         axes = {
             (*path[:-1], f"{path[-1]}_axes"): partitioning.AxisMetadata(names=tuple(names))
             for path, names in flatten_dict(logical_axes(self._module)).items()

@@ -26,7 +26,6 @@ from taser_jax.storage.artifacts import FilePath, Fingerprint, check_version
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.typed_files import flatten, read_json, to_plain, typed
 
-_ANY_LENGTH = 1
 FORMAT_VERSION = 1
 _DEFAULT_KIND = DualEncoderConfig.kind
 _CONFIGS = (DualEncoderConfig, T5DualEncoderConfig, BertFusionConfig, T5FusionConfig)
@@ -37,23 +36,9 @@ _KINDS = {config.kind: config for config in _CONFIGS}
 _OF_QUERIES = ("towers", "query_tasks", "tower_init", "decoder_layers", "documents")
 
 
-def init_params(
-    model: DualEncoder,
-    key: jax.Array,
-    *,
-    query_length: int = _ANY_LENGTH,
-    passage_length: int = _ANY_LENGTH,
-) -> Params:
-    """Draws parameters: plain nested dicts of float32 arrays, without partitioning metadata.
-
-    Args:
-        model: the dual encoder.
-        key: a jax.random key.
-        query_length: tokens per query, only checked against the position table.
-        passage_length: tokens per passage, as for queries.
-    """
-    boxed = _boxed_params(model, key, query_length, passage_length)
-    return jax.tree.map(_unbox, boxed, is_leaf=_is_boxed)
+def init_params(model: DualEncoder, key: jax.Array) -> Params:
+    """Draws parameters: plain nested dicts of float32 arrays, without partitioning metadata."""
+    return jax.tree.map(_unbox, _boxed_params(model, key), is_leaf=_is_boxed)
 
 
 def abstract_params(model: DualEncoder) -> Params:
@@ -133,20 +118,16 @@ def parameter_count(params: Params) -> int:
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
 
 
-def _boxed_params(
-    model: DualEncoder, key: jax.Array, query_length: int, passage_length: int
-) -> Params:
-    queries, passages = (
-        Tokens(jnp.zeros((1, length), jnp.int32), jnp.ones((1, length), bool))
-        for length in (query_length, passage_length)
-    )
-    return model.config.initial_params(model.init(key, queries, passages)["params"])
+def _boxed_params(model: DualEncoder, key: jax.Array) -> Params:
+    # No parameter depends on the texts' lengths.
+    texts = Tokens(jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1), bool))
+    return model.config.initial_params(model.init(key, texts, texts)["params"])
 
 
 @functools.lru_cache(maxsize=8)
 def _abstract_boxed_params(model: DualEncoder) -> Params:
     # Tracing BERT-base takes a second, and commands ask for its shapes several times.
-    return jax.eval_shape(lambda: _boxed_params(model, jax.random.key(0), _ANY_LENGTH, _ANY_LENGTH))
+    return jax.eval_shape(lambda: _boxed_params(model, jax.random.key(0)))
 
 
 def _is_boxed(leaf: object) -> bool:
