@@ -286,15 +286,11 @@ class DualEncoder(nn.Module):
         """Tasks that `encode` distinguishes; empty if one program serves all tasks."""
         return self.config.query_tasks
 
-    def __call__(
-        self, queries: Tokens, passages: Tokens, *, train: bool = False
-    ) -> tuple[Encoded, Encoded]:
+    def __call__(self, queries: Tokens, passages: Tokens) -> tuple[Encoded, Encoded]:
         """Encodes both roles; `init` calls this. Queries count as those of the first task."""
         task = next(iter(self.config.query_tasks), None)
-        return (
-            self.encode(queries, role=Role.QUERY, task=task, train=train),
-            self.encode(passages, role=Role.PASSAGE, train=train),
-        )
+        of_queries = self.encode(queries, role=Role.QUERY, task=task)
+        return of_queries, self.encode(passages, role=Role.PASSAGE)
 
     def states(self, tokens: Tokens, *, role: Role, task: str | None = None) -> States:
         """The frozen blocks' output for texts of one role, an input that `encode` accepts too."""
