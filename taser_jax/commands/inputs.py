@@ -68,7 +68,7 @@ def read_task_run(runs_dir: str | pathlib.Path, queries: QuerySet, store: Passag
 def open_bm25(store: PassageStore, index_dir: str | pathlib.Path, config: Bm25Config) -> Bm25Index:
     """BM25's index of a collection's titles and texts; built where there is none."""
     prints = {"collection": store.fingerprint}
-    texts = map(title_and_text, store.iterate())
+    texts = map(title_and_text, store)
     return Bm25Index.build(texts, index_dir, config=config, fingerprints=prints)
 
 

@@ -152,7 +152,7 @@ def make_vocabulary(*, data_dir: str, collection: str, output_dir: str, size: in
 
 
 def _texts(data_dir: str, collection: str) -> Iterator[str]:
-    for passage in PassageStore.open(data_dir, collection).iterate():
+    for passage in PassageStore.open(data_dir, collection):
         yield f"{passage.title} {passage.text}"
     for task, splits in sorted(list_tasks(data_dir, collection).items()):
         if "train" in splits:

@@ -173,7 +173,7 @@ def _blocks(
     with bar("export", total=stop - start, unit="passage") as progress:
         for first in range(start, stop, _BLOCK):
             last = min(first + _BLOCK, stop)
-            passages = list(store.iterate(first, last))
+            passages = store.get_many(range(first, last))
             yield _table(
                 [passage.id for passage in passages],
                 coding.encode(embeddings[first:last]),

@@ -60,7 +60,7 @@ def libraries(tmp_path, monkeypatch):
 def test_splits_of_ir_datasets_are_a_collection(tmp_path):
     prepare(data_dir=str(tmp_path / "data"), directories="ir_datasets:tiny")
     data = tmp_path / "data", "tiny"
-    texts = [passage.text for passage in PassageStore.open(*data).iterate()]
+    texts = [passage.text for passage in PassageStore.open(*data)]
     assert texts == [text for _, text in PASSAGES.values()]
     assert list_tasks(*data) == {"tiny": ["train", "test"]}
     (query,) = QuerySet.open(*data, "tiny", "test")
@@ -116,7 +116,7 @@ def test_a_task_of_mteb_is_a_collection(tmp_path, monkeypatch):
     assert list_tasks(*data) == {"Mine": ["test"]}
     first, second = QuerySet.open(*data, "Mine", "test")
     assert (first.positives, second.positives) == ((0,), (1,))
-    assert next(iter(PassageStore.open(*data).iterate())).title == "Paris"
+    assert next(iter(PassageStore.open(*data))).title == "Paris"
 
 
 def test_an_unknown_task_and_one_without_judgements_are_refused(tmp_path, monkeypatch):

@@ -94,7 +94,8 @@ class RecordDataset(Generic[R]):
         return self.get_many([row])[0]
 
     def __iter__(self) -> Iterator[R]:
-        return self.iterate()
+        for start in range(0, len(self), _BLOCK):
+            yield from self.get_many(range(start, min(start + _BLOCK, len(self))))
 
     def get_many(self, rows: Sequence[int]) -> list[R]:
         """Records of the rows, in their order.
@@ -109,12 +110,6 @@ class RecordDataset(Generic[R]):
             # Reading one record directly avoids the thread pool that reading many starts.
             return [self._decoded(self._source[int(rows[0])])]
         return [*map(self._decoded, self._source.__getitems__([int(row) for row in rows]))]
-
-    def iterate(self, start: int = 0, stop: int | None = None) -> Iterator[R]:
-        """Records start, start + 1, ... stop - 1 (default: to the end), read as a stream."""
-        stop = len(self) if stop is None else min(stop, len(self))
-        for block in range(start, stop, _BLOCK):
-            yield from self.get_many(range(block, min(block + _BLOCK, stop)))
 
 
 def read_metadata(directory: epath.Path) -> RecordMetadata:
