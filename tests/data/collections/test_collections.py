@@ -42,7 +42,6 @@ def test_what_is_written_is_read_by_row_and_id(tmp_path):
         assert opened[1] == PASSAGES[1]
         assert opened.get_many([3, 0, 3]) == [PASSAGES[3], PASSAGES[0], PASSAGES[3]]
         assert opened.get_many([]) == []
-        assert list(opened) == PASSAGES
         assert list(opened.ids) == ["a", "b", "c-d", "e"]
         assert [opened.row_of(passage.id) for passage in PASSAGES] == [0, 1, 2, 3]
         assert opened.rows_with(title=" One", text="first text") == [0, 3]
@@ -67,7 +66,6 @@ def test_rows_run_on_across_shards(tmp_path, monkeypatch):
     assert list(store) == passages
     rows = np.random.default_rng(0).integers(0, 5000, size=300)
     assert store.get_many(rows) == [passages[row] for row in rows]
-    assert list(store)[2040:2060] == passages[2040:2060]
     assert [store.row_of(passages[row].id) for row in rows] == list(rows)
 
 
