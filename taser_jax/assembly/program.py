@@ -89,7 +89,6 @@ def make_program(
     Raises:
         ConfigError: settings that contradict each other or do not fit the devices or the tokens.
     """
-    query_length, passage_length = texts.query_length, texts.passage_length
     model = DualEncoder(data.fit_vocabulary(model_config, texts.store), training.train_from_block)
     training = dataclasses.replace(training, optimizer=without_frozen(training, model.config))
     data.check_query_towers(model.config, texts.queries, where="train queries of the token store")
@@ -98,7 +97,7 @@ def make_program(
         texts,
         partitioner=partitioner,
         query_tasks=model.query_tasks,
-        memory=model.config.documents_shape(documents, passage_length) if documents else None,
+        memory=model.config.documents_shape(documents, texts.passage_length) if documents else None,
     )
     params, axes = abstract_params(model), logical_axes(model)
     shardings = partitioner.param_shardings(axes, params)
@@ -106,9 +105,8 @@ def make_program(
     for message in copied:
         logger.warning("%s", message)
     optimizer, gradients = _optimizer(training, params, plan)
-    initialise = functools.partial(
-        init_params, model, query_length=query_length, passage_length=passage_length
-    )
+    length = max(texts.query_length, texts.passage_length)
+    initialise = functools.partial(init_params, model, length=length)
     state = jax.eval_shape(lambda key: init_state(initialise, optimizer, key), jax.random.key(0))
     state = placed(state, state_shardings(state, shardings))
     own = jax.tree.map(lambda leaf: leaf.sharding, state)

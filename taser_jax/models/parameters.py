@@ -36,9 +36,15 @@ _KINDS = {config.kind: config for config in _CONFIGS}
 _OF_QUERIES = ("towers", "query_tasks", "tower_init", "decoder_layers", "documents")
 
 
-def init_params(model: DualEncoder, key: jax.Array) -> Params:
-    """Draws parameters: plain nested dicts of float32 arrays, without partitioning metadata."""
-    return jax.tree.map(_unbox, _boxed_params(model, key), is_leaf=_is_boxed)
+def init_params(model: DualEncoder, key: jax.Array, *, length: int = 1) -> Params:
+    """Draws parameters: plain nested dicts of float32 arrays, without partitioning metadata.
+
+    Args:
+        model: the dual encoder.
+        key: a jax.random key.
+        length: tokens of the longest text, only checked against the position table.
+    """
+    return jax.tree.map(_unbox, _boxed_params(model, key, length), is_leaf=_is_boxed)
 
 
 def abstract_params(model: DualEncoder) -> Params:
@@ -118,16 +124,15 @@ def parameter_count(params: Params) -> int:
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
 
 
-def _boxed_params(model: DualEncoder, key: jax.Array) -> Params:
-    # No parameter depends on the texts' lengths.
-    texts = Tokens(jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1), bool))
+def _boxed_params(model: DualEncoder, key: jax.Array, length: int) -> Params:
+    texts = Tokens(jnp.zeros((1, length), jnp.int32), jnp.ones((1, length), bool))
     return model.config.initial_params(model.init(key, texts, texts)["params"])
 
 
 @functools.lru_cache(maxsize=8)
 def _abstract_boxed_params(model: DualEncoder) -> Params:
     # Tracing BERT-base takes a second, and commands ask for its shapes several times.
-    return jax.eval_shape(lambda: _boxed_params(model, jax.random.key(0)))
+    return jax.eval_shape(lambda: _boxed_params(model, jax.random.key(0), length=1))
 
 
 def _is_boxed(leaf: object) -> bool:

@@ -136,8 +136,7 @@ def test_dropout_acts_in_training_only_and_in_attention_too(caplog, monkeypatch)
 
 
 def test_texts_longer_than_the_position_table_are_refused():
-    texts = Tokens(jnp.zeros((1, 13), jnp.int32), jnp.ones((1, 13), bool))
-    draw = functools.partial(tiny_model().init, queries=texts, passages=texts)
+    draw = functools.partial(init_params, tiny_model(), length=13)
     with pytest.raises(ConfigError, match="max_length = 12"):
         jax.eval_shape(draw, jax.random.key(0))
 

@@ -13,7 +13,6 @@ import numpy as np
 
 from taser_jax.data.pydocs.objects import (
     SPLITS,
-    Assignment,
     Corpus,
     DocumentedObject,
     assign,
@@ -164,7 +163,7 @@ def candidates(objects: Sequence[DocumentedObject]) -> list[Candidate]:
 
 
 def fair_questions(
-    all_candidates: Sequence[Candidate], assignment: Assignment
+    all_candidates: Sequence[Candidate], splits: Sequence[str], cluster: Sequence[int]
 ) -> Iterator[Candidate]:
     """Keeps the picked candidates whose answers are few and lie in one split.
 
@@ -175,14 +174,15 @@ def fair_questions(
 
     Args:
         all_candidates: of all tasks; those not picked only add gold.
-        assignment: splits and clusters of the objects.
+        splits: the split of each object.
+        cluster: its cluster, whose objects share their gold.
 
     Yields:
         One question per distinct text of a task.
     """
     members: dict[int, list[int]] = {}
-    for target, cluster in enumerate(assignment.cluster):
-        members.setdefault(cluster, []).append(target)
+    for target, number in enumerate(cluster):
+        members.setdefault(number, []).append(target)
     for task in TASKS:
         by_text: dict[tuple[str, ...], list[Candidate]] = {}
         for candidate in all_candidates:
@@ -199,9 +199,9 @@ def fair_questions(
             if asked is None:
                 continue
             targets = {c.target for other in near for c in groups[other]}
-            clusters = {assignment.cluster[t] for t in targets}
-            gold = {t for cluster in clusters for t in members[cluster]}
-            one_split = len({assignment.split[t] for t in gold}) == 1
+            clusters = {cluster[t] for t in targets}
+            gold = {t for number in clusters for t in members[number]}
+            one_split = len({splits[t] for t in gold}) == 1
             few = len(clusters) <= _MAX_GOLD_CLUSTERS and len(gold) <= _MAX_GOLD_OBJECTS
             if one_split and few:
                 others = sorted(gold - {asked.target})
@@ -306,8 +306,8 @@ def build_pydocs(packages: Sequence[str] | None = None) -> PydocsCollection:
     with phase("reading docstrings"):
         objects = read_objects(packages)
     with phase("making queries"):
-        assignment = assign(objects)
-        questions = list(fair_questions(candidates(objects), assignment))
+        splits, cluster = assign(objects)
+        questions = list(fair_questions(candidates(objects), splits, cluster))
         corpus = build_corpus(objects, cut_elements(objects, questions))
         # An object whose text is too short to be a passage answers nothing.
         answered = [
@@ -324,7 +324,7 @@ def build_pydocs(packages: Sequence[str] | None = None) -> PydocsCollection:
             seen[query.id] += 1
             if seen[query.id] > 1:  # a class can name a parameter in two sections
                 query = dataclasses.replace(query, id=f"{query.id}:{seen[query.id]}")
-            queries[question.task][assignment.split[target]].append(query)
+            queries[question.task][splits[target]].append(query)
     versions = {name: importlib.metadata.version(name) for name in THIRD_PARTY}
     return PydocsCollection(
         passages=corpus.passages,

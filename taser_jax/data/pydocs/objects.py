@@ -251,20 +251,6 @@ def build_corpus(objects: Sequence[DocumentedObject], cuts: Sequence[Collection[
     return corpus
 
 
-@dataclasses.dataclass(frozen=True)
-class Assignment:
-    """The split and cluster of each object.
-
-    Attributes:
-        split: one of `SPLITS` per object.
-        cluster: the number of each object's cluster; its texts are near-duplicates, and its objects
-            share their gold.
-    """
-
-    split: tuple[str, ...]
-    cluster: tuple[int, ...]
-
-
 def split_of(family: str) -> str:
     """The split of a family of objects, by the SHA-256 of its name.
 
@@ -277,8 +263,8 @@ def split_of(family: str) -> str:
     return "validation" if share < _TEST_SHARE + _VALIDATION_SHARE else "train"
 
 
-def assign(objects: Sequence[DocumentedObject]) -> Assignment:
-    """Finds near-duplicates and splits the objects.
+def assign(objects: Sequence[DocumentedObject]) -> tuple[list[str], list[int]]:
+    """The split and the cluster of near-duplicates of each object.
 
     Objects whose four-word shingles have a Jaccard similarity of at least 0.9 form a cluster.
     Clusters, and objects of the same last name with a similarity of at least 0.5, form a family,
@@ -303,7 +289,7 @@ def assign(objects: Sequence[DocumentedObject]) -> Assignment:
     names: dict[int, str] = {}
     for index, head in enumerate(family):
         names[head] = min(names.get(head, objects[index].name), objects[index].name)
-    return Assignment(tuple(split_of(names[head]) for head in family), tuple(cluster))
+    return [split_of(names[head]) for head in family], cluster
 
 
 def shingles(text: str, size: int) -> frozenset[tuple[str, ...]]:

@@ -3,7 +3,6 @@ import pytest
 from taser_jax.data.pydocs.build import candidates, cut_elements, fair_questions
 from taser_jax.data.pydocs.objects import (
     MAX_WORDS,
-    Assignment,
     DocumentedObject,
     assign,
     build_corpus,
@@ -19,11 +18,11 @@ def documented(name, doc, body="", names=()):
 
 
 def spread(objects, split="train"):
-    return Assignment((split,) * len(objects), tuple(range(len(objects))))
+    return (split,) * len(objects), tuple(range(len(objects)))
 
 
 def questions(objects, task, assignment=None):
-    fair = fair_questions(candidates(objects), assignment or spread(objects))
+    fair = fair_questions(candidates(objects), *(assignment or spread(objects)))
     return [q for q in fair if q.task == task]
 
 
@@ -68,8 +67,8 @@ def test_equal_questions_are_one_if_few_objects_of_one_split_answer_it():
     assert len(questions(objects[:4], "summary")) == 1
     assert not questions(objects, "summary")
     # Five objects that say the same are one cluster.
-    assert len(questions(objects, "summary", Assignment(("train",) * 5, (0,) * 5))) == 1
-    assert not questions(objects[:2], "summary", Assignment(("train", "test"), (0, 1)))
+    assert len(questions(objects, "summary", (("train",) * 5, (0,) * 5))) == 1
+    assert not questions(objects[:2], "summary", (("train", "test"), (0, 1)))
 
 
 def test_see_also_is_answered_by_the_object_mentioned_in_the_nearest_scope():
@@ -100,10 +99,10 @@ def test_near_copies_share_a_split_and_copies_their_gold():
         documented("three.go", base + " and an ending"),
         documented("four.stop", " ".join(f"other{i}" for i in range(40))),
     ]
-    assignment = assign(objects)
-    assert assignment.split[0] == assignment.split[1] == assignment.split[2]
-    assert assignment.cluster[0] == assignment.cluster[2] != assignment.cluster[1]
-    assert assignment.cluster[3] == 3
+    split, cluster = assign(objects)
+    assert split[0] == split[1] == split[2]
+    assert cluster[0] == cluster[2] != cluster[1]
+    assert cluster[3] == 3
 
 
 def test_splits_have_their_shares():
