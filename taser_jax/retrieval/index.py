@@ -36,7 +36,7 @@ from taser_jax.retrieval.scann import (
     build_scann,
     recall_queries,
 )
-from taser_jax.storage import artifacts, checksums
+from taser_jax.storage import artifacts
 from taser_jax.storage.errors import ConfigError, DataError, how_to_install
 from taser_jax.storage.progress import logger
 from taser_jax.storage.typed_files import Checked, Natural, Positive, to_plain
@@ -155,7 +155,6 @@ class FaissSearcher:
         )
         self.fingerprints: Mapping[str, str] = metadata.fingerprints
         path = pathlib.Path(directory) / _FAISS_FILE
-        checksums.check_file(path, fix=f"delete {os.fspath(directory)} and search again")
         self._index, self._dim = faiss.read_index(os.fspath(path)), metadata.dim
 
     def search(self, query_embeddings: Float[np.ndarray, "queries dim"], k: int) -> SearchResult:

@@ -35,7 +35,6 @@ from taser_jax.retrieval.exact import (
 )
 from taser_jax.retrieval.runs import NO_ROW, SearchResult, merge
 from taser_jax.storage import artifacts, checksums
-from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger, track
 from taser_jax.storage.typed_files import Checked, Natural, Positive, PositiveShare, to_plain
 
@@ -276,13 +275,10 @@ def build_scann(
             which are distributed differently.
 
     Raises:
-        ConfigError: no passages.
         FingerprintError: the directory holds an index of other embeddings or another config.
         StorageError: the directory cannot be written.
     """
     directory, (num_passages, dim) = pathlib.Path(directory), embeddings.shape
-    if not num_passages:
-        raise ConfigError("no passages", where=str(directory), fix="encode one at least")
     plan = {
         "format_version": _VERSION,
         "kind": KIND,
