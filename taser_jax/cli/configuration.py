@@ -98,11 +98,9 @@ def configurable(target: Callable[..., object]) -> Callable[..., object]:
             # A command's own errors say more.
             if not unset or (isinstance(error, ConfigError) and not inspect.isclass(target)):
                 raise
-            raise ConfigError(
-                "not set",
-                where=", ".join(_with_macro(f"{target.__name__}.{name}") for name in unset),
-                fix="set it in a Gin file or on the command line",
-            ) from error
+            where = ", ".join(_with_macro(f"{target.__name__}.{name}") for name in unset)
+            fix = "set it in a Gin file or on the command line"
+            raise ConfigError("not set", where=where, fix=fix) from error
 
     # Gin reads parameter names from the signature and would follow __wrapped__ to a class.
     del build.__wrapped__
@@ -123,12 +121,9 @@ def _convert(value: Any, hint: Any, *, where: str) -> Any:
             if value in [member.value for member in kind]:
                 return kind(value)
         choices = [member.value for kind in enums for member in kind]
-        raise ConfigError(
-            f"{value!r} is not a choice",
-            where=where,
-            expected=f"one of {', '.join(map(repr, choices))}",
-            fix=did_you_mean(value, choices) or "use one of those",
-        )
+        problem, expected = f"{value!r} is not a choice", f"one of {', '.join(map(repr, choices))}"
+        fix = did_you_mean(value, choices) or "use one of those"
+        raise ConfigError(problem, where=where, expected=expected, fix=fix)
     if hint is not None and not fits(value, hint):
         expected, fix = shown(hint), fix_of(value, hint)
         raise ConfigError(f"{value!r}", where=_with_macro(where), expected=expected, fix=fix)
@@ -215,11 +210,8 @@ def resolve(
     _check_command_line(flags.bindings, bindings, used, function.__name__)
     unset = _required(bindings, used)
     if unset and not allow_unset:
-        raise ConfigError(
-            f"{', '.join(unset)} not set",
-            where=", ".join(flags.files) or "the command line",
-            fix=" ".join(map(_how_to_set, unset)),
-        )
+        where, fix = ", ".join(flags.files) or "the command line", " ".join(map(_how_to_set, unset))
+        raise ConfigError(f"{', '.join(unset)} not set", where=where, fix=fix)
     for setting in unset:
         parameter = f"{setting}/gin.macro.value" if setting.isupper() else setting
         gin.bind_parameter(parameter, _Unset.UNSET)
@@ -316,26 +308,20 @@ def _check_macros(bindings: _Bindings, referenced: set[str], *, given: Collectio
     try:
         bound = set(graphlib.TopologicalSorter(leads_to).static_order()) & leads_to.keys()
     except graphlib.CycleError as error:
-        raise ConfigError(
-            "macros that refer to one another in a circle",
-            where=" = ".join(f"%{name}" for name in reversed(error.args[1])),
-            fix="give one of them a value",
-        ) from error
+        problem, fix = "macros that refer to one another in a circle", "give one of them a value"
+        where = " = ".join(f"%{name}" for name in reversed(error.args[1]))
+        raise ConfigError(problem, where=where, fix=fix) from error
     for name in sorted(referenced - bound):
-        raise ConfigError(
-            f"%{name} is referred to but never given a value",
-            where=f"%{name}",
-            fix=did_you_mean(name, bound) or f"set --gin.{name}=...",
-        )
+        problem = f"%{name} is referred to but never given a value"
+        fix = did_you_mean(name, bound) or f"set --gin.{name}=..."
+        raise ConfigError(problem, where=f"%{name}", fix=fix)
     # A project's file sets macros for all commands.
     for name in sorted(bound - referenced - (gin_files.packaged_macros() - set(given))):
         usable = referenced if name in given else referenced | gin_files.packaged_macros()
-        raise ConfigError(
-            f"macro {name} is set, but nothing refers to it",
-            where=name,
-            expected=f"one of {', '.join(sorted(referenced))}" if referenced else "no macro here",
-            fix=did_you_mean(name, usable) or "check the spelling, or remove it",
-        )
+        problem = f"macro {name} is set, but nothing refers to it"
+        expected = f"one of {', '.join(sorted(referenced))}" if referenced else "no macro here"
+        fix = did_you_mean(name, usable) or "check the spelling, or remove it"
+        raise ConfigError(problem, where=name, expected=expected, fix=fix)
 
 
 def _check_pretrained(
@@ -370,12 +356,10 @@ def _check_command_line(
         scope, slash, selector = name.rpartition("/")
         # Modules before a class's name may be left out.
         if scope + slash + ".".join(selector.split(".")[-2:]) not in reached:
-            raise ConfigError(
-                f"`{command}` never uses {name}",
-                where=f"--gin.{name}={value}",
-                expected=f"one of {', '.join(sorted(reached))}",
-                fix=did_you_mean(name, reached) or "remove it",
-            )
+            problem, where = f"`{command}` never uses {name}", f"--gin.{name}={value}"
+            expected = f"one of {', '.join(sorted(reached))}"
+            fix = did_you_mean(name, reached) or "remove it"
+            raise ConfigError(problem, where=where, expected=expected, fix=fix)
 
 
 def _required(bindings: _Bindings, used: set[_Key]) -> list[str]:

@@ -128,12 +128,10 @@ def make_vocabulary(*, data_dir: str, collection: str, output_dir: str, size: in
     if (directory / METADATA).exists():
         former = vocabularies.load_vocabulary(output_dir)
         if former.kind != WordPieceVocabulary.kind or former.size > size:
-            raise ConfigError(
-                f"a {former.kind} vocabulary of {former.size} entries is here, not a wordpiece one "
-                f"of {size}",
-                where=output_dir,
-                fix="choose another VOCABULARY directory, or leave VOCAB_SIZE out",
-            )
+            problem = f"a {former.kind} vocabulary of {former.size} entries is here"
+            problem += f", not a wordpiece one of {size}"
+            fix = "choose another VOCABULARY directory, or leave VOCAB_SIZE out"
+            raise ConfigError(problem, where=output_dir, fix=fix)
         logger.info("vocabulary: reused (%d entries)", former.size)
         return former.fingerprint
     files = [name for name in _OF_WEIGHTS if (directory / name).exists()]
