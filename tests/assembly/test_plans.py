@@ -29,20 +29,22 @@ def store(tmp_path_factory):
     return tiny_training.write_token_store(directory, least_words=1)
 
 
+@pytest.fixture(scope="module")
+def texts(store):
+    queries = {task: store.queries(task, "train") for task in store.tasks}
+    lengths = (store.metadata.query_length, store.metadata.passage_length)
+    return TrainingTexts(*lengths, store, queries)
+
+
 @pytest.mark.parametrize(
     "training", [TRAINING, dataclasses.replace(TRAINING, multitask=EVERY_TASK)], ids=["one", "all"]
 )
-def test_shapes_are_those_of_the_stores_batches(training, store):
-    queries = {task: store.queries(task, "train") for task in store.tasks}
+def test_shapes_are_those_of_the_stores_batches(training, store, texts):
     partitioner = Partitioner(make_mesh(training.mesh))
-    plan = make_plan(
-        training,
-        TrainingTexts(store.metadata.query_length, store.metadata.passage_length, store, queries),
-        partitioner=partitioner,
-    )
+    plan = make_plan(training, texts, partitioner=partitioner)
     assert " x 9, " in str(plan.facts["length_groups"])
     # What a loss that is not finite is told with.
-    told = DeviceBatches(plan.stream, queries, partitioner).describe(0)
+    told = DeviceBatches(plan.stream, texts.queries, partitioner).describe(0)
     assert re.search(r"task '(first|second)', queries '\1-train-\d+', ", told)
     batches = [plan.stream.batches(step) for step in range(8)]
     shapes = [[jax.tree.map(np.shape, batch) for batch in step.values()] for step in batches]
@@ -51,9 +53,9 @@ def test_shapes_are_those_of_the_stores_batches(training, store):
     # No batch has more tokens than what is planned; typical texts have as many as real ones.
     positions = [sum(batch.tokens for batch in step.values()) for step in batches]
     assert max(positions) == sum(batch.tokens for batch in plan.batches.values())
-    texts = plan.with_real_lengths(lengths_in(store, queries)).values()
+    typical = plan.with_real_lengths(lengths_in(store, texts.queries)).values()
     real = [sum(each.mask.sum() for b in step.values() for each in b.texts) for step in batches]
-    assert sum(batch.tokens for batch in texts) == pytest.approx(np.mean(real), rel=0.1)
+    assert sum(batch.tokens for batch in typical) == pytest.approx(np.mean(real), rel=0.1)
 
 
 @pytest.mark.parametrize(("negatives", "refused"), [(0, True), (1, False)])
@@ -69,11 +71,7 @@ def test_a_batch_without_negatives_is_refused(negatives, refused):
             make_plan(training, texts, partitioner=partitioner)
 
 
-def test_what_a_batch_of_every_task_does_not_read_is_named(store, caplog):
-    queries = {task: store.queries(task, "train") for task in store.tasks}
-    texts = TrainingTexts(
-        store.metadata.query_length, store.metadata.passage_length, store, queries
-    )
+def test_what_a_batch_of_every_task_does_not_read_is_named(texts, caplog):
     for changes in ({}, {"num_negatives": 3, "false_negatives": FalseNegatives.KEEP}):
         assert not caplog.records
         batching = BatchingConfig(16, **changes)

@@ -83,8 +83,7 @@ def test_the_loss_counts_no_label_as_a_negative_unless_training_does(store):
     labelled = dataclasses.replace(queries, positives=Ragged.from_lists(labels))
     masks = {"num_negatives": 0, "pool": None}
     assert validate(store, labelled, **masks) == {"nll": 0.0}
-    counted = validate(store, labelled, false_negatives=FalseNegatives.KEEP, **masks)
-    assert counted["nll"] > 0.1
+    assert validate(store, labelled, false_negatives=FalseNegatives.KEEP, **masks)["nll"] > 0.1
 
 
 def embeddings(tokens, role):
@@ -154,12 +153,9 @@ def test_worked_examples_of_the_docstrings():
     assert pool.query_rows.tolist() == [0, 1]
     assert pool.passage_rows.tolist() == [1, 4, 7]
     assert pool.positive_index.tolist() == [1, 0]
-    result = rank_in_pool(
-        np.array([[1.0, 0.0]], np.float32),
-        np.array([[0.5, 0], [2, 0], [1, 0]], np.float32),
-        positive_index=np.array([2]),
-    )
-    assert result.tolist() == [2]
+    queries = np.array([[1, 0]], np.float32)
+    passages = np.array([[0.5, 0], [2, 0], [1, 0]], np.float32)
+    assert rank_in_pool(queries, passages, positive_index=np.array([2])).tolist() == [2]
 
 
 def test_pool_takes_what_dpr_takes():

@@ -165,8 +165,7 @@ def test_loops_and_calls_multiply(text, times):
     ],
 )
 def test_bytes_that_leave_a_device(kind, sent):
-    each = Collective(kind=kind, num_bytes=800, group_size=4, times=2)
-    assert each.link_bytes == 2 * sent
+    assert Collective(kind, num_bytes=800, group_size=4, times=2).link_bytes == 2 * sent
 
 
 def test_a_module_of_this_jax():

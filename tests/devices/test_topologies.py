@@ -1,8 +1,8 @@
 """Topologies by name; links and hosts. libtpu must load: without it these fail, as they should."""
 
 import functools
-import importlib.util
 import math
+import sys
 import types
 
 import jax
@@ -102,10 +102,7 @@ def test_the_nearest_name_is_suggested():
 
 
 def test_without_libtpu_it_says_what_to_install(monkeypatch):
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "libtpu" else find(name)
-    )
+    monkeypatch.setitem(sys.modules, "libtpu", None)
     with pytest.raises(ConfigError, match=r"pip install 'jax\[tpu\]=="):
         open_topology("v5e:2x2")
 
@@ -117,13 +114,10 @@ def test_without_libtpu_it_says_what_to_install(monkeypatch):
         ("v5e", (16, 16), 4),
         ("v6e", (8, 16), 3),
         ("v5e", (4, 8), 2),
-        ("v6e", (4, 8), 2),
-        ("v5e", (2, 4), 2),
         ("v5e", (1, 1), 1),
         ("v5p", (4, 4, 4), 6),
         ("v4", (4, 4, 8), 6),
         ("v4", (2, 4, 4), 3),
-        ("v4", (2, 2, 4), 3),
         ("v4", (2, 2, 1), 2),
         ("tpu7x", (2, 2, 2), 3),
     ],
@@ -135,7 +129,6 @@ def test_links_of_a_whole_slice(chip, shape, links):
 
 
 def test_a_part_of_a_slice_has_one_link():
-    assert V5E.links(16) == 1
     # Eight of its sixteen devices: TPU7x has two on a chip.
     assert Topology("", CHIPS["tpu7x"], (2, 2, 2), range(16)).links(8) == 1
 

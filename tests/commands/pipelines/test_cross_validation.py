@@ -12,13 +12,7 @@ from hypothesis import strategies as st
 from written_files import run_of, write_run
 
 from taser_jax.commands.pipelines import cross_validation
-from taser_jax.commands.pipelines.cross_validation import (
-    choose,
-    choose_bm25,
-    fold_numbers,
-    hold_out,
-    rank_held_out,
-)
+from taser_jax.commands.pipelines.cross_validation import choose, choose_bm25, fold_numbers
 from taser_jax.data.collections.store import PassageStore, QuerySet, write_collection, write_queries
 from taser_jax.data.token_store.negatives import read_negatives, write_negatives
 from taser_jax.retrieval.bm25 import Bm25Config
@@ -50,16 +44,16 @@ def write_lists(
     return directory
 
 
-def write_all_negatives(data_dir: str, root: pathlib.Path, rows: dict[str, list[list[int]]]) -> str:
-    """Negatives of the training queries of some tasks."""
+def write_all_negatives(data_dir: str, root: pathlib.Path, *tasks: str) -> str:
+    """One negative for each training query: passage 19, 18, ..."""
     store = PassageStore.open(data_dir, "toy")
-    for task, lines in rows.items():
-        queries = QuerySet.open(data_dir, "toy", task, "train")
+    for task in tasks:
+        ids = [query.id for query in QuerySet.open(data_dir, "toy", task, "train")]
         write_negatives(
             *(root, task, "train"),
-            query_ids=[query.id for query in queries],
-            rows=lines,
-            scores=[[1.0]] * len(lines),
+            query_ids=ids,
+            rows=[[19 - n] for n in range(len(ids))],
+            scores=[[1.0]] * len(ids),
             metadata={"collection_fingerprint": store.fingerprint, "source": "runs"},
         )
     return str(root)
@@ -68,20 +62,18 @@ def write_all_negatives(data_dir: str, root: pathlib.Path, rows: dict[str, list[
 def hold(data_dir: str, root: pathlib.Path, runs: dict[str, str], **options) -> list[str]:
     """`hold_out` of task "words", or of others."""
     given = {"data_dir": data_dir, "collection": "toy", "tasks": ["words"], "embeddings_dirs": {}}
-    return hold_out(**given | options, runs_dirs=runs, output_dir=str(root))
+    return cross_validation.hold_out(**given | options, runs_dirs=runs, output_dir=str(root))
 
 
 def test_a_fold_is_held_out_of_negatives_and_ranked_in_its_pool(data_dir, tmp_path, monkeypatch):
     monkeypatch.setattr(cross_validation, "DEPTH", 1)
     runs = write_lists(tmp_path / "runs", "train", [[n, (n + 1) % 20, 19] for n in range(QUERIES)])
     ids = [f"train{n}" for n in range(QUERIES)]
-    rows = {"words": [[(n + 1) % 20] for n in range(QUERIES)]}
-    negatives_dir = write_all_negatives(data_dir, tmp_path / "negatives", rows)
+    negatives_dir = write_all_negatives(data_dir, tmp_path / "negatives", "words")
     seen: list[str] = []
     for fold in range(3):
         root = tmp_path / str(fold)
-        options = {"negatives_dir": negatives_dir, "fold": fold, "folds": 3}
-        hold(data_dir, root, {"bm25": str(runs)}, **options)
+        hold(data_dir, root, {"bm25": str(runs)}, negatives_dir=negatives_dir, fold=fold, folds=3)
         fold_json = json.loads((root / "fold.json").read_text())
         held = fold_json["queries"]["words"]
         numbers = fold_numbers([f"word{n}" for n in range(QUERIES)], 3)
@@ -89,7 +81,7 @@ def test_a_fold_is_held_out_of_negatives_and_ranked_in_its_pool(data_dir, tmp_pa
         lines = read_negatives(root / "negatives", "words", "train", ids)
         for number, (id, line) in enumerate(zip(ids, lines, strict=True)):
             assert line.is_dropped == (id in held)
-            assert line.rows.tolist() == ([] if id in held else [(number + 1) % 20])
+            assert line.rows.tolist() == ([] if id in held else [19 - number])
         # The pool has the first passage of each list: what is not in it is cut from the lists.
         pool = {int(id.removeprefix("train")) for id in held}
         assert set(fold_json["pool"]) == pool
@@ -108,8 +100,7 @@ def test_a_task_of_few_queries_has_none_in_some_folds(data_dir, tmp_path):
     tasks = ["words", "few"]
     runs = write_lists(tmp_path / "runs", "train", [[n, 19] for n in range(QUERIES)])
     write_run(runs / "few.train.trec", {"few0": {"p0": 1.0, "p19": 0.5}})
-    rows = {"words": [[19]] * QUERIES, "few": [[19]]}
-    options = {"negatives_dir": write_all_negatives(data_dir, tmp_path / "negatives", rows)}
+    options = {"negatives_dir": write_all_negatives(data_dir, tmp_path / "negatives", *tasks)}
     options |= {"tasks": tasks, "folds": 5}
     folds = [tmp_path / "folds" / str(fold) for fold in range(5)]
     both = {"bm25": str(runs), "dense": str(runs)}
@@ -142,8 +133,7 @@ def test_no_list_has_the_querys_own_passage(data_dir, tmp_path, monkeypatch):
     where = {"data_dir": data_dir, "collection": "toy", "own_passage_tasks": ["own"]}
     grid = {"candidates": [Bm25Config()], "output_dir": str(tmp_path / "grid")}
     choose_bm25(**where, **grid, splits=["train"], measure="nDCG@10")
-    rows = {"own": [[19]] * QUERIES}
-    negatives_dir = write_all_negatives(data_dir, tmp_path / "negatives", rows)
+    negatives_dir = write_all_negatives(data_dir, tmp_path / "negatives", "own")
 
     encoded = types.SimpleNamespace(fingerprints={}, query_ids=ids, take=lambda rows: vectors[rows])
     model = types.SimpleNamespace(encode_fn=lambda *_, **__: None)
@@ -159,7 +149,7 @@ def test_no_list_has_the_querys_own_passage(data_dir, tmp_path, monkeypatch):
     options |= {"negatives_dir": negatives_dir, "embeddings_dirs": {"dense": "embeddings"}}
     hold(data_dir, fold, {"bm25": runs, "dense": runs}, **options)
     rank = {"model_dir": "model", "token_store": "tokens", "fold_dir": str(fold), "k": 3}
-    rank_held_out(**where, **rank, output_dir=str(fold / "trained"))
+    cross_validation.rank_held_out(**where, **rank, output_dir=str(fold / "trained"))
     held = json.loads((fold / "fold.json").read_text())
     assert {store.row_of(id) for id in held["queries"]["own"]} & set(held["pool"])
     for folder in (pathlib.Path(runs), *(fold / name for name in ("bm25", "dense", "trained"))):

@@ -10,6 +10,7 @@ from unittest import mock
 
 import pytest
 from small_world import never
+from written_files import write
 
 from taser_jax.commands.pipelines.stages import Stages, stage_inputs
 from taser_jax.commands.tokenize import tokenize
@@ -97,13 +98,13 @@ def mine(
     return {"negatives": pathlib.Path(output_dir) / "negatives.jsonl", "mining": mining}
 
 
+CHECKSUMS, TRAIN = "out/runs/checksums.txt", "0000000a 1 nq.train.trec\n"
+
+
 @pytest.fixture
 def world(tmp_path):
     """An output directory with runs of two splits, and a token store elsewhere."""
-    output = tmp_path / "out"
-    (output / "runs").mkdir(parents=True)
-    checksums = "0000000a 1 nq.train.trec\n0000000b 2 nq.test.trec\n"
-    (output / "runs" / "checksums.txt").write_text(checksums)
+    write(tmp_path / CHECKSUMS, f"{TRAIN}0000000b 2 nq.test.trec\n")
     write_json(tmp_path / "tokens" / "metadata.json", {"fingerprint": "f1d0149f7140d346"})
     return tmp_path
 
@@ -152,7 +153,7 @@ def test_a_record_has_arguments_and_fingerprints_and_no_absolute_path(world):
 
 def test_another_split_may_be_added_to_an_artefact_or_all_of_it_deleted(world):
     outputs = run_mine(world)
-    with open(world / "out" / "runs" / "checksums.txt", "a") as file:
+    with open(world / CHECKSUMS, "a") as file:
         file.write("0000000c 3 nq.validation.trec\n")
     assert run_mine(world) == outputs
     shutil.rmtree(world / "out" / "runs")
@@ -162,14 +163,10 @@ def test_another_split_may_be_added_to_an_artefact_or_all_of_it_deleted(world):
 @pytest.mark.parametrize(
     ("file", "content", "named"),
     [
-        ("out/runs/checksums.txt", "0000000d 1 nq.train.trec\n", "negatives_dirs.0.fingerprint"),
+        (CHECKSUMS, "0000000d 1 nq.train.trec\n", "negatives_dirs.0"),
         # Another task, named after a split.
-        (
-            "out/runs/checksums.txt",
-            "0000000a 1 nq.train.trec\n0000000e 1 a.test.b.train.trec\n",
-            "negatives_dirs.0.fingerprint",
-        ),
-        ("tokens/metadata.json", '{"fingerprint": "other"}', "token_store.fingerprint"),
+        (CHECKSUMS, f"{TRAIN}0000000e 1 a.test.b.train.trec\n", "negatives_dirs.0"),
+        ("tokens/metadata.json", '{"fingerprint": "other"}', "token_store"),
     ],
 )
 def test_a_changed_artefact_is_refused(world, file, content, named):
@@ -177,7 +174,8 @@ def test_a_changed_artefact_is_refused(world, file, content, named):
     # Written anew, not damaged.
     (world / "tokens" / "checksums.txt").unlink(missing_ok=True)
     (world / file).write_text(content)
-    with pytest.raises(ConfigError, match=f"{named} was '.*' when this stage ran, now '"):
+    message = f"{named}.fingerprint was '.*' when this stage ran, now '"
+    with pytest.raises(ConfigError, match=message):
         run_mine(world)
 
 
@@ -194,9 +192,8 @@ def test_a_training_depends_on_the_weights_of_the_mixture(world):
     train(work)
     train()
     mixture.write_text('{"weights": {"nq": 1.0, "squad": 2.0}}')
-    with pytest.raises(
-        ConfigError, match=r"token_store.fingerprint.weights was .*'squad': 1.0.* 2"
-    ):
+    message = r"token_store.fingerprint.weights was .*'squad': 1.0.* 2"
+    with pytest.raises(ConfigError, match=message):
         train()
     # A record of before has none.
     record = out / "stages" / "train.json"
