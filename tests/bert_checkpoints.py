@@ -78,14 +78,17 @@ def write_checkpoint(directory, *, tensors=None, **config):
 
 
 def write_with_vocabulary(directory, vocabulary, *, num_layers):
-    """A tiny BERT that knows the words of a vocabulary's directory, and holds them; its path."""
-    words = (pathlib.Path(vocabulary) / "vocab.txt").read_text(encoding="utf-8")
+    """A tiny BERT that knows words, or those of a directory, and holds them; its path."""
+    if not isinstance(vocabulary, list):
+        text = (pathlib.Path(vocabulary) / "vocab.txt").read_text(encoding="utf-8")
+        vocabulary = text.splitlines()
     directory, _ = write_checkpoint(
         directory,
-        vocab_size=len(words.splitlines()),
+        vocab_size=len(vocabulary),
         num_hidden_layers=num_layers,
         max_position_embeddings=32,
     )
+    words = "".join(f"{word}\n" for word in vocabulary)
     (directory / "vocab.txt").write_text(words, encoding="utf-8")
     return directory
 

@@ -11,6 +11,7 @@ import pytest
 from small_world import gin, refused, succeed
 from tiny_models import tiny_bert
 from tiny_training import draw_params
+from written_files import contents
 
 from taser_jax.assembly.model_directory import load_model, write_run_record
 from taser_jax.commands import export
@@ -103,10 +104,9 @@ def test_every_format_has_a_directory_a_card_and_facts(exported, model_dir):
         card = (exported / format / "README.md").read_text(encoding="utf-8")
         assert "| rivers R@1 | 0.7500 |" in card
         assert "TRAIN_STEPS = 0" in card
-        for path in (exported / format).rglob("*"):
-            if path.is_file():
-                assert b"/home/someone" not in path.read_bytes(), path
-                assert bytes(model_dir.parent) not in path.read_bytes(), path
+        for name, content in contents(exported / format).items():
+            assert b"/home/someone" not in content, name
+            assert bytes(model_dir.parent) not in content, name
 
 
 def test_code_of_the_card_runs(exported, model_dir):
@@ -184,12 +184,7 @@ DOCUMENTS = (FACTS, that_reads_documents, "an export has no memory")
     ("facts", "change", "told", "settings"),
     [
         (FACTS, without_vocabulary, r"vocab\.txt: cannot be read", {}),
-        (
-            FACTS,
-            with_a_larger_vocabulary,
-            f"has {len(PIECES) + 1} ids.*most {len(PIECES)}, the",
-            {},
-        ),
+        (FACTS, with_a_larger_vocabulary, f"has {len(PIECES) + 1} ids.*most {len(PIECES)}", {}),
         ({"query_length": 8}, None, "passage_length is not known.*export_model.passage_length", {}),
         (FACTS, None, "passage_length is 13.*4 to 12", {"passage_length": 13}),
         # Before the formats that could.

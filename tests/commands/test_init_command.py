@@ -6,6 +6,7 @@ import re
 import pytest
 from bert_checkpoints import write_modules, write_with_vocabulary
 from small_world import gin, refused, succeed
+from written_files import tsv
 
 from taser_jax import Retriever
 from taser_jax.cli import configuration
@@ -49,27 +50,10 @@ def test_every_command_takes_it_alone(name, project):
     assert unused <= allowed.get(name, set())
 
 
-def test_files_named_as_the_readme_names_them_are_of_the_task_that_is_registered(
-    tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    succeed("init", "FAQ")
-    (tmp_path / "faq").mkdir()
-    (tmp_path / "faq/passages.tsv").write_text("p1\tthe Danube\trivers\n")
-    (tmp_path / "faq/questions.train.queries.tsv").write_text("q1\twhich river\n")
-    (tmp_path / "faq/questions.train.qrels.tsv").write_text("q1\t0\tp1\t1\n")
-    succeed("prepare", "--gin_file=faq.gin")
-    flags = ("--gin_file=faq.gin", "--gin_import=faq_tasks", *gin(VOCAB_SIZE=64))
-    succeed("tokenize", *flags)
-    assert (tmp_path / "faq/tokens/queries/questions/train/ids.npy").is_file()
-
-
 def test_pretrained_weights_are_trained_and_load_in_the_retriever(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "danube", "seine", "river"]
-    (tmp_path / "words").mkdir()
-    (tmp_path / "words" / "vocab.txt").write_text("\n".join(words) + "\n")
-    bert = write_with_vocabulary(tmp_path / "bert", tmp_path / "words", num_layers=4)
+    bert = write_with_vocabulary(tmp_path / "bert", words, num_layers=4)
     write_modules(bert, max_length=16)
     succeed("init", "FAQ", f"--pretrained={bert}")
     text = (tmp_path / "faq.gin").read_text()
@@ -80,22 +64,17 @@ def test_pretrained_weights_are_trained_and_load_in_the_retriever(tmp_path, monk
         "ObjectiveConfig.temperature = 0.05",
     ):
         assert line in text
-    (tmp_path / "faq").mkdir()
-    passages = [f"p{n}\tthe Danube {'river ' * n}\trivers\n" for n in range(8)]
-    (tmp_path / "faq/passages.tsv").write_text("".join(passages))
-    for split in ("train", "validation", "test"):
-        queries, qrels = (
-            tmp_path / f"faq/questions.{split}.{kind}.tsv" for kind in ("queries", "qrels")
-        )
-        queries.write_text("".join(f"{split}{n}\tDanube {n} {split}\n" for n in range(8)))
-        qrels.write_text("".join(f"{split}{n}\t0\tp{n}\t1\n" for n in range(8)))
+    asked = {
+        f"questions.{split}": {f"{split}{n}": (f"Danube {n} {split}", f"p{n}") for n in range(8)}
+        for split in ("train", "validation", "test")
+    }
+    tsv(tmp_path / "faq", {f"p{n}": f"the Danube {'river ' * n}" for n in range(8)}, asked)
     flags = ("--gin_file=faq.gin", *gin(BATCH_SIZE=8, TRAIN_STEPS=1, WARMUP_STEPS=1))
     for command in ("prepare", "tokenize", "train", "encode", "search", "evaluate"):
         more = ("--gin_import=faq_tasks",) if command == "tokenize" else ()
         succeed(command, *(flags if command == "train" else flags[:1]), *more)
-    retriever = Retriever.load(
-        "faq/model", index_dir="faq/index", data_dir="faq/data", collection="faq"
-    )
+    places = {"index_dir": "faq/index", "data_dir": "faq/data", "collection": "faq"}
+    retriever = Retriever.load("faq/model", **places)
     assert [len(hits) for hits in retriever.search(["Danube"], k=2)] == [2]
     assert "no such directory" in refused(capsys, "init", "other", "--pretrained=nowhere")
 

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
+from disks import killed_at_call
 from small_world import gin, refused, succeed
 from store_world import DIM, PASSAGES, QUERIES, TABLE, StoreWorld
 from test_export_command import make_model
@@ -79,20 +80,12 @@ def test_faiss_finds_what_sorting_finds(tmp_path, world, capsys):
 
 
 def test_a_killed_export_goes_on_at_the_next_shard(tmp_path, world, monkeypatch):
-    write, calls = embedding_files._write_parquet, []
-
-    def dies(path, blocks):
-        if len(calls) == 1:
-            raise KeyboardInterrupt
-        calls.append(path.name)
-        write(path, blocks)
-
-    monkeypatch.setattr(embedding_files, "_write_parquet", dies)
+    dies_once = killed_at_call(2, embedding_files._write_parquet)
+    monkeypatch.setattr(embedding_files, "_write_parquet", dies_once)
     assert cli.run(world.export(tmp_path, "embeddings")) == 130
     first = tmp_path / "embeddings" / "passages" / "00000-of-00003.parquet"
     before = first.stat().st_mtime_ns
     assert not (tmp_path / "embeddings" / "metadata.json").exists()
-    monkeypatch.setattr(embedding_files, "_write_parquet", write)
     succeed(*world.export(tmp_path, "embeddings"))
     assert first.stat().st_mtime_ns == before
     assert (tmp_path / "embeddings" / "metadata.json").exists()
@@ -148,15 +141,11 @@ def _search(world: StoreWorld, embeddings: pathlib.Path, output: pathlib.Path) -
     return ["search", *where, *world.where, *gin(TOP_K=10)]
 
 
-def test_an_imported_export_is_searched_like_the_original(tmp_path, exported, world):
+def test_an_imported_export_is_the_original(tmp_path, exported, world):
     succeed(*_import(world, exported / "embeddings", tmp_path / "e"))
     imported, whole = Embeddings(tmp_path / "e"), Embeddings(world.embeddings)
     np.testing.assert_array_equal(imported[:], whole[:])
     assert imported.fingerprints == whole.fingerprints
-    for name, embeddings in (("ours", world.embeddings), ("back", tmp_path / "e")):
-        succeed(*_search(world, embeddings, tmp_path / name))
-    runs = [(tmp_path / name / "runs" / "nq.test.trec").read_text() for name in ("ours", "back")]
-    assert runs[0] == runs[1]
     succeed(*world.export(tmp_path / "out", "embeddings"), *gin(EMBEDDINGS_DIR=tmp_path / "e"))
     again, first = (
         pyarrow.parquet.read_table(out / "embeddings" / "queries" / "nq.test.parquet")
@@ -202,23 +191,19 @@ def test_of_equal_passages_under_two_ids_one_embedding_is_taken(tmp_path):
     np.testing.assert_array_equal(Embeddings(tmp_path / "e")[:], axes)
 
 
-def _with(rows: dict[int, object]) -> list[object]:
-    embeddings: list[object] = TABLE[:PASSAGES].tolist()
-    for row, value in rows.items():
-        embeddings[row] = value
-    return embeddings
+ROWS = TABLE[:PASSAGES].tolist()
 
 
 @pytest.mark.parametrize(
     ("embeddings", "ids", "queries", "words"),
     [
-        (_with({})[1:], {}, None, "id 'p39' is absent (1 in all)"),
-        (_with({}), {3: "p4"}, None, "id 'p4' is there more than once"),
-        (_with({}), {3: "x"}, None, "id 'x' is no passage of the collection"),
-        (_with({5: [1.0, 2.0]}), {}, None, "embeddings of 2, 16 numbers"),
-        (_with({5: [float("nan")] * DIM}), {}, None, "id 'p5' has NaN"),
-        (_with({}), {}, (TABLE[:2, :8].tolist(), ["q0", "q1"]), "8 dimensions, and passages 16"),
-        (_with({}), {}, (TABLE[:2].tolist(), ["q1", "x"]), "id 'x' is no query of this split"),
+        (ROWS[1:], {}, None, "id 'p39' is absent (1 in all)"),
+        (ROWS, {3: "p4"}, None, "id 'p4' is there more than once"),
+        (ROWS, {3: "x"}, None, "id 'x' is no passage of the collection"),
+        ([*ROWS[:39], [1.0, 2.0]], {}, None, "embeddings of 2, 16 numbers"),
+        ([*ROWS[:39], [float("nan")] * DIM], {}, None, "id 'p39' has NaN"),
+        (ROWS, {}, (TABLE[:2, :8].tolist(), ["q0", "q1"]), "8 dimensions, and passages 16"),
+        (ROWS, {}, (TABLE[:2].tolist(), ["q1", "x"]), "id 'x' is no query of this split"),
     ],
 )
 def test_files_that_do_not_fit_are_refused(
