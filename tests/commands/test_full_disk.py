@@ -20,20 +20,15 @@ def command(name: str, world: SmallWorld, made: pathlib.Path, out: pathlib.Path)
     """A command that reads a finished comparison and writes to `out`."""
     data = gin(DATA_DIR=world.data_dir, COLLECTION="small")
     round_1, exported = made / "taser-1", out.parent / "exported"
+    docs = gin(COLLECTION="c", TASKS=["summary"], PACKAGES=["json"])
+    words = gin(VOCABULARY=out / "words", VOCAB_SIZE=1000)
+    model = gin(MODEL_DIR=round_1 / "model", TOKEN_STORE=world.token_store)
     encoded = gin(EMBEDDINGS_DIR=round_1 / "embeddings")
     arguments = {
-        "prepare": [
-            *gin(DIRECTORIES="pydocs", DATA_DIR=out, COLLECTION="c"),
-            *gin(TASKS=["summary"], PACKAGES=["json"]),
-        ],
-        "tokenize": [
-            *world.tokenize(out / "tokens")[1:],
-            *gin(VOCABULARY=out / "words", VOCAB_SIZE=1000),
-        ],
+        "prepare": ["pydocs", *docs, *gin(DATA_DIR=out)],
+        "tokenize": [*world.tokenize(out / "tokens")[1:], *words],
         "bm25": [*data, *gin(BM25_RUNS_DIR=out / "runs", BM25_INDEX_DIR=out / "index")],
-        "encode": [
-            *gin(MODEL_DIR=round_1 / "model", TOKEN_STORE=world.token_store, EMBEDDINGS_DIR=out)
-        ],
+        "encode": [*model, *gin(EMBEDDINGS_DIR=out)],
         "search": [*data, *encoded, *gin(INDEX_DIR=out / "index", RUNS_DIR=out / "runs")],
         "mine": [*data, *gin(RUNS_DIR=round_1 / "runs", NEGATIVES_DIR=out)],
         "evaluate": [*data, *gin(RUNS_DIR=round_1 / "runs", EVAL_OUTPUT_DIR=out, SYSTEM="s")],

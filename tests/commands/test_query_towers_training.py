@@ -39,13 +39,8 @@ def start(model_dir, store, model, *, rate=3e-3, **options):
 def test_it_starts_as_the_tied_model_and_validates_every_task(tiny_store_dir, tmp_path, kind):
     tied_dir = tmp_path / "tied"
     start(tied_dir, tiny_store_dir, TIED[kind])
-    summary = start(
-        tmp_path / "q_spec",
-        tiny_store_dir,
-        q_spec(TIED[kind]),
-        rate=1e-12,
-        initial_checkpoint=str(tied_dir / "checkpoint_2"),
-    )
+    begun = {"initial_checkpoint": str(tied_dir / "checkpoint_2"), "rate": 1e-12}
+    summary = start(tmp_path / "q_spec", tiny_store_dir, q_spec(TIED[kind]), **begun)
     tied, several = load_model(tied_dir), load_model(tmp_path / "q_spec")
     for tower in several.params.values():
         assert_close(tower, tied.params["encoder"], rtol=1e-7, atol=1e-7)
