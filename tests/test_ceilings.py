@@ -29,24 +29,24 @@ SLACK = 0.03
 
 # Lines of code of each folder at the top of the package: no docstrings, comments and blank lines.
 ROOMS = {
-    "assembly": 1_477,
-    "cli": 1_227,
-    "commands": 4_369,
-    "data": 5_568,
+    "assembly": 1_475,
+    "cli": 1_211,
+    "commands": 4_363,
+    "data": 5_518,
     "devices": 1_046,
     "evaluation": 1_263,
-    "interop": 2_679,
+    "interop": 2_658,
     "loose files": 362,
-    "models": 2_285,
-    "optim": 841,
-    "retrieval": 2_159,
+    "models": 2_188,
+    "optim": 812,
+    "retrieval": 2_122,
     "serving": 490,
     "storage": 1_281,
     "systems": 2_766,
     "training": 1_242,
 }
 OTHERS = {
-    "lines of code": 29_055,
+    "lines of code": 28_797,
     "percent of code that imports or raises": 14.0,
     "files": 189,
     "lines of the longest file": 415,
@@ -55,7 +55,7 @@ OTHERS = {
     "rooms on all floors": 25,
     "commands": 30,
     "fields that nothing binds": 31,
-    "Any in annotations": 99,
+    "Any in annotations": 96,
     "modules that train imports": 75,
     # README.md and docs/*.md, without the pages that are generated.
     "words of documentation": 34_997,
