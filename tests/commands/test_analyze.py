@@ -43,10 +43,17 @@ def write_model(model_dir, combiner=Combiner.NAIVE, *, steps=STEPS, correction="
     config = tiny_training.model_config()
     facts = {"data_fingerprint": "another"}
     if combiner is Combiner.TSAGE:
+        facts["tsage_beta"] = 0.9
         name = "training.multitask.combiner.tsage.bias_correction"
-        facts |= {"tsage_beta": 0.9, "settings": {name: correction}}
-    texts = {"parameter_table": "", "config_text": ""}
-    write_run_record(model_dir, model_config=config, facts=facts, vocabulary=None, **texts)
+        facts["settings"] = {name: correction}
+    write_run_record(
+        model_dir,
+        model_config=config,
+        facts=facts,
+        parameter_table="",
+        config_text="",
+        vocabulary=None,
+    )
     model = DualEncoder(config)
     settings = (MultitaskConfig(combiner), OptimizerConfig(), abstract_params(model))
     optimizer = build_multitask_optimizer(*settings, tasks=TASKS, total_steps=8)
@@ -81,9 +88,13 @@ def models(tmp_path_factory):
 
 
 def start(model_dirs, store_dir, output_dir, **options):
-    places = {"token_store": str(store_dir), "output_dir": str(output_dir)}
     settings = {"batching": BATCHING, "config": CONFIG, "mesh": MeshConfig(data=2, fsdp=4)}
-    return analyze(model_dirs=model_dirs, **places, **settings | options)
+    return analyze(
+        model_dirs=model_dirs,
+        token_store=str(store_dir),
+        output_dir=str(output_dir),
+        **(settings | options),
+    )
 
 
 @pytest.fixture(scope="module")

@@ -66,7 +66,6 @@ def test_what_cannot_be_frozen(changes, told, tiny_store_dir, tmp_path):
 EVERY_TASK = MultitaskTraining(
     batching=TaskBatchingConfig(total=32, num_negatives=1, false_negatives=FalseNegatives.KEEP)
 )
-IN_BUCKETS = {"multitask": EVERY_TASK, "length_buckets": (5, 9)}
 VALIDATED = tiny_training.training_config(train_steps=3)
 
 
@@ -89,7 +88,15 @@ def check_saved(model_dir):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("changes", [{}, pytest.param(IN_BUCKETS, marks=pytest.mark.release)])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        pytest.param(
+            {"multitask": EVERY_TASK, "length_buckets": (5, 9)}, marks=pytest.mark.release
+        ),
+    ],
+)
 def test_cached_states_train_and_validate_as_tokens_do(changes, ragged_store_dir, tmp_path):
     states_dir = tmp_path / "states"
     expected = metrics_of(ragged_store_dir, tmp_path / "tokens", **changes)
@@ -125,6 +132,8 @@ def test_states_of_something_else_are_refused(ragged_store_dir, tiny_store_dir, 
     ):
         with pytest.raises(FingerprintError, match=f"(?s)begun with.*{told}"):
             frozen_texts(str(tmp_path), queries=[], **{**begun, **change})
+    with pytest.raises(ConfigError, match=r"(?s)0 frozen blocks.*directory for states"):
+        start(ragged_store_dir, tmp_path / "model", states_dir=str(tmp_path))
 
 
 def test_towers_of_the_same_weights_share_states(ragged_store_dir, tmp_path):
@@ -162,8 +171,13 @@ def test_a_model_without_training_is_encoded_from_states_too(ragged_store_dir, t
     model_dir = tmp_path / "model"
     tiny_training.write_untrained(model_dir, MODEL, ragged_store_dir)
     states = {"states_dir": str(tmp_path / "states"), "states_dtype": EmbeddingDtype.FLOAT32}
-    given = {"model_dir": str(model_dir), "token_store": str(ragged_store_dir)}
     for name, options in (("whole", {}), ("of_states", {"frozen_blocks": 1, **states})):
-        encode(**given | options, output_dir=str(tmp_path / name), query_splits=["validation"])
+        encode(
+            model_dir=str(model_dir),
+            token_store=str(ragged_store_dir),
+            output_dir=str(tmp_path / name),
+            query_splits=["validation"],
+            **options,
+        )
     whole, of_states = (Embeddings(tmp_path / name) for name in ("whole", "of_states"))
     np.testing.assert_allclose(of_states[:], whole[:], rtol=1e-5, atol=1e-6)

@@ -36,6 +36,23 @@ WARMUP_STEPS = 1
 """
 
 
+def run(folder: pathlib.Path, *commands: list[str]) -> subprocess.CompletedProcess[str]:
+    """Runs commands, the last of which may fail, in one process that has no TensorFlow."""
+    return subprocess.run(
+        [sys.executable, without_tensorflow.__file__, json.dumps(commands)],
+        cwd=folder,
+        env={
+            **os.environ,
+            "JAX_COMPILATION_CACHE_DIR": str(jax.config.jax_compilation_cache_dir),
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+
+
 def project(command: str, *arguments: str) -> list[str]:
     """A command with the project's file alone, and what only this run changes."""
     return [command, "--gin_file=faq.gin", "--gin_file=smaller.gin", *arguments]
@@ -67,7 +84,8 @@ def test_from_files_to_a_table_with_one_gin_file(small_world: SmallWorld, tmp_pa
         "from taser_jax.tasks import add_retrieval_task\n"
         "add_retrieval_task('own', collection='c', query_preprocessors=[lambda data: data])\n"
     )
-    commands = [
+    done = run(
+        tmp_path,
         ["init", "FAQ", *gin("init", tasks=["where", "what"])],
         project("prepare"),
         project("tokenize", "--gin_import=faq_tasks"),
@@ -86,18 +104,6 @@ def test_from_files_to_a_table_with_one_gin_file(small_world: SmallWorld, tmp_pa
             *small_world.tokenize(tmp_path / "refused"),
             *gin(MIXTURE_OR_TASK_NAME="own", MIXTURE_OR_TASK_MODULE="own_code"),
         ],
-    ]
-    environment = {
-        "JAX_COMPILATION_CACHE_DIR": str(jax.config.jax_compilation_cache_dir),
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-    }
-    done = subprocess.run(
-        [sys.executable, without_tensorflow.__file__, json.dumps(commands)],
-        cwd=tmp_path,
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
     )
     assert "not installed (No module named 'seqio')\n  expected: both" in done.stderr, done.stderr
     assert "[tensorflow]'\ntaser tokenize" in done.stderr

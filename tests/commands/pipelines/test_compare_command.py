@@ -15,7 +15,13 @@ from stage_calls import check_every_argument, without_work
 from written_files import beir, run_of, write_all
 
 from taser_jax import Retriever
-from taser_jax.commands.pipelines import compare, compare_parts, compared_rows, retrieval_stages
+from taser_jax.commands.pipelines import (
+    compare,
+    compare_parts,
+    compare_plan,
+    compared_rows,
+    retrieval_stages,
+)
 from taser_jax.commands.pipelines.cross_validation import rank_held_out
 from taser_jax.commands.pipelines.stages import Stages
 from taser_jax.data.collections.store import QuerySet, list_tasks
@@ -41,9 +47,11 @@ def _beir(folder: pathlib.Path, seed: int, *, words: int = 8) -> str:
 
 def _minilm_like(folder: pathlib.Path, *, num_layers: int = 3) -> str:
     """A tiny BERT with the files that say how it pools, normalises and prompts."""
+    (folder / "words").mkdir(parents=True)
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, *map(str, range(10))]
     pieces += [f"##{digit}" for digit in range(10)] + ["find", ":"]
-    model = write_with_vocabulary(folder, pieces, num_layers=num_layers)
+    (folder / "words" / "vocab.txt").write_text("\n".join(pieces) + "\n")
+    model = write_with_vocabulary(folder / "model", folder / "words", num_layers=num_layers)
     return str(write_modules(model, max_length=32, prompts={"query": "find: "}))
 
 
@@ -89,6 +97,9 @@ def test_two_folders_to_a_retriever(tmp_path, monkeypatch, capsys):
     # What training says comes before the table.
     assert printed.out.endswith(capsys.readouterr().out)
     assert Stages(output).finished() == finished
+    with open(pathlib.Path(folders[0]) / "corpus.jsonl", "a") as file:
+        file.write("\n")
+    assert "checksums" in refused(capsys, *arguments)
 
 
 def _check_choice(output: pathlib.Path, printed: str) -> None:
@@ -112,8 +123,10 @@ def test_without_training_queries_the_untrained_model_is_compared(tmp_path, caps
     folder = pathlib.Path(_beir(tmp_path / "hills", 1))
     (folder / "qrels" / "train.tsv").unlink()
     output = tmp_path / "out"
-    bert = _minilm_like(tmp_path / "bert")
-    succeed("compare", str(folder), f"--out={output}", f"--pretrained={bert}")
+    succeed(
+        *("compare", str(folder), f"--pretrained={_minilm_like(tmp_path / 'bert')}"),
+        f"--out={output}",
+    )
     rows = {line["system"]: line for line in figures(output)}
     assert list(rows) == ["BM25", "Pretrained, untrained", "Pretrained, untrained + BM25"]
     # Cosines and BM25's scores have the same range: α is the stated share.
@@ -146,7 +159,7 @@ def test_a_budget_freezes_blocks_that_the_untrained_model_shares_and_cuts_passag
     tmp_path, monkeypatch, capsys
 ):
     # Of six blocks TASER's experts are in the third and the sixth, and five are frozen.
-    monkeypatch.setattr("taser_jax.commands.pipelines.compare_plan._SHORTEST", 16)
+    monkeypatch.setattr(compare_plan, "_SHORTEST", 16)
     monkeypatch.setattr(compare_parts, "multiplies_bfloat16", lambda: True)
     pretrained = _minilm_like(tmp_path / "bert", num_layers=6)
     output = tmp_path / "out"
@@ -199,7 +212,8 @@ def test_bad_arguments(tmp_path, capsys):
     folder, other = _beir(tmp_path / "hills", 1), _beir(tmp_path / "moors", 1)
     assert "taser compare DIRECTORY" in refused(capsys, "compare")
     assert "dpr, shared, taser" in told(folder, "--systems=bert")
-    assert "no length of querry" in told(folder, "--gin.TASK_FEATURE_LENGTHS={'querry': 40}")
+    misspelt = "--gin.TASK_FEATURE_LENGTHS={'querry': 40}"
+    assert "no length of querry" in told(folder, misspelt)
     assert "the same name" in told(folder, folder)
     assert "there are queries of hills" in told(folder, "--queries=make")
     notes = write_all(tmp_path / "notes", {"a.txt": "A river.", "b.txt": "A sea."})
@@ -260,8 +274,10 @@ def test_every_argument_of_every_stage_counts(
     settings = tmp_path / "own.gin"
     lines = ["ObjectiveConfig.temperature = 0.1", "OptimizerConfig.weight_decay = 0.5"]
     lines += ["OptimizerConfig.learning_rate = 3e-4", "OptimizerConfig.warmup_steps = 7"]
-    lines += ["first/MiningConfig.depth = 20"]
-    lines += ["TrainingConfig.train_from_block = 2"] * pretrained
+    lines += [
+        "first/MiningConfig.depth = 20",
+        *["TrainingConfig.train_from_block = 2"] * pretrained,
+    ]
     candidates = ["shared", "taser", "own"]
     systems = ", ".join(f"{name!r}: @{name}/System()" for name in candidates)
     lines += [f"compare.candidates = {{{systems}}}", "own/System.model = @dpr/DualEncoderConfig()"]
@@ -276,7 +292,6 @@ def test_every_argument_of_every_stage_counts(
         row = "TASER + BM25" if pretrained else "TASER"
         calls = without_work(patched, _OUTPUTS | {"choose": {**_OUTPUTS["choose"], "row": row}})
         succeed("compare", folder, f"--out={output}", f"--gin_file={settings}", *flags)
-    assert ("hybrid" in calls) == pretrained
     finished = Stages(output).finished()
     assert {"prepare", "measure", "shared-1-train", "own-1-train", "choose", "export"} < finished
     folds = {"fold-0", "fold-1-taser-rank", "pretrained-untrained-import"}
