@@ -122,8 +122,8 @@ def _convert(value: Any, hint: Any, *, where: str) -> Any:
                 return kind(value)
         choices = [member.value for kind in enums for member in kind]
         problem, expected = f"{value!r} is not a choice", f"one of {', '.join(map(repr, choices))}"
-        fix = did_you_mean(value, choices) or "use one of those"
-        raise ConfigError(problem, where=where, expected=expected, fix=fix)
+        nearest = did_you_mean(value, choices) or "use one of those"
+        raise ConfigError(problem, where=where, expected=expected, fix=nearest)
     if hint is not None and not fits(value, hint):
         expected, fix = shown(hint), fix_of(value, hint)
         raise ConfigError(f"{value!r}", where=_with_macro(where), expected=expected, fix=fix)
