@@ -289,8 +289,8 @@ def _macros(gin_file: str) -> dict[str, tuple[str, str]]:
 
 def entries(doc: str, section: str) -> dict[str, str]:
     """`name: text` entries of a section of a Google docstring."""
-    found = re.search(rf"^{section}:\n((?:    .*\n?|\n)*)", doc, re.MULTILINE)
-    _, *parts = re.split(r"^    (\w+): ", found.group(1) if found else "", flags=re.MULTILINE)
+    body = re.search(rf"^{section}:\n((?:    .*\n?|\n)*)", doc, re.MULTILINE)
+    _, *parts = re.split(r"^    (\w+): ", body.group(1) if body else "", flags=re.MULTILINE)
     pairs = zip(parts[::2], parts[1::2], strict=True)
     return {name: " ".join(meaning.split()) for name, meaning in pairs}
 

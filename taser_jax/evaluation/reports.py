@@ -187,9 +187,9 @@ class ResultsTable:
         for each in self.comparisons:
             lines = []
             for system in (result.system for result in self.results):
-                found = [each.queries.get((system, task, name), _NONE) for name in self.measures]
-                if {*found} != {_NONE}:
-                    lines.append([system, *map(str, found)])
+                cells = [each.queries.get((system, task, name), _NONE) for name in self.measures]
+                if {*cells} != {_NONE}:
+                    lines.append([system, *map(str, cells)])
             if lines:
                 title = f"Difference from {each.baseline}, 95% interval and p over queries"
                 compared.append((title, lines))

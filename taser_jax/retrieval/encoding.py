@@ -140,7 +140,7 @@ def encode_texts(
     bounds = shard_bounds(len(lengths), config.shard_rows)
     paths = [directory / name for name in shard_names(len(bounds))]
     hosts = jax.process_count() if among_hosts else 1
-    # Most splits of queries are a single shard, so each begins at another host.
+    # Most splits of queries are a single shard: their sizes spread them over the hosts.
     mine = range((jax.process_index() - len(lengths)) % hosts, len(bounds), hosts)
     todo = [shard for shard in mine if not paths[shard].exists()]
     done_tokens, total_tokens = (

@@ -194,9 +194,9 @@ def rank_held_out(
     texts: TextSource = tokens
     if states_dir is not None:
         model = model.frozen(read_facts(model_dir)["train_from_block"])
-        wanted = list(splits.values())
+        sets = list(splits.values())
         texts = frozen_texts(
-            states_dir, model.model, model.params, tokens, wanted, dtype=states_dtype
+            states_dir, model.model, model.params, tokens, sets, dtype=states_dtype
         )
     passages = encode_rows(model.encode_fn(Role.PASSAGE), texts.passages, pool, config=encode)
     for task, ids in fold["queries"].items():

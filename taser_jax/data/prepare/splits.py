@@ -191,33 +191,34 @@ class QuestionSplit:
     ) -> Iterator[Question]:
         shares = self.options.task_shares.get(self.task, SHARES)
         for question in questions:
-            group = self._group(question)
-            # A question that two tasks ask is held out of both.
-            task = "" if group == question.text else self.task
+            task, group = self._group(question)
             if splits == (self.split,) or self.split == split_of(
                 group, task=task, splits=splits, shares=shares
             ):
                 yield question
 
-    def _group(self, question: Question) -> str:
-        """What decides its split: the page of its positives, its id, a part of it, or its text."""
+    def _group(self, question: Question) -> tuple[str, str]:
+        """What decides its split: the page of its positives, its id or a part of it, or its text.
+
+        A task's pages and ids are its own; a text that two tasks ask is held out of both.
+        """
         if self.task in self.options.split_by_page:
             pages = {place.page_id for place in question.provenance}
             if len(pages) != 1:
                 problem = f"the positives of {question.id!r} are on {len(pages)} pages"
                 fix = f"take {self.task!r} out of PrepareOptions.split_by_page"
                 raise DataError(problem, where=f"{question.where}, field 'output'", fix=fix)
-            return pages.pop()
+            return self.task, pages.pop()
         if (pattern := self.options.split_groups.get(self.task)) is not None:
             if (match := re.search(pattern, question.id)) is None:
                 problem = f"the pattern {pattern!r} does not match the id {question.id!r}"
                 fix = "correct the pattern in split_groups, or leave the task out of it"
                 raise DataError(problem, where=f"{question.where}, field 'id'", fix=fix)
-            return match.group()
+            return self.task, match.group()
         # Of rows that ask the same, one in training would answer one in a test; and the numbers of
         # those without an id follow the order of the rows.
         is_by_text = self.pairs or re.fullmatch(rf"{_NUMBERED}-\d+", question.id)
-        return question.text if is_by_text else question.id
+        return ("", question.text) if is_by_text else (self.task, question.id)
 
 
 def question_splits(

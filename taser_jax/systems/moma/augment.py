@@ -93,9 +93,9 @@ def augment(
             encode = model.encode_fn(Role.QUERY, task=queries.task)
             embeddings = encode_rows(encode, queries, np.arange(len(queries)), config=config)
             deeper = min(k + max(map(len, gold)), len(mixture))
-            found = searcher.search(embeddings, deeper)
-            scores = np.where(among(found.rows, gold), np.float32(-np.inf), found.scores)
-            result = top_k(found.rows, scores, k)
+            with_gold = searcher.search(embeddings, deeper)
+            scores = np.where(among(with_gold.rows, gold), np.float32(-np.inf), with_gold.scores)
+            result = top_k(with_gold.rows, scores, k)
         arrays = {"rows": result.rows, "scores": result.scores}
         QueryArrays(query_documents.KIND, queries.query_ids, arrays, prints).save(own)
         counts[name] = len(queries)
