@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import functools
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
+from taser_jax.storage.records import PASSAGE_WORDS, WORD
 from taser_jax.storage.typed_files import typed
+
+# A paragraph of SQuAD's rarely has more words; COVID-QA's are whole articles.
+_LONGEST_PARAGRAPH = 3 * PASSAGE_WORDS
 
 _FIX_ARTICLE = "write {title, paragraphs: [{context, qas: [{question, id, answers}]}]}"
 
@@ -15,6 +22,7 @@ class _Answer(msgspec.Struct):
     """An answer of SQuAD's, which is a part of the paragraph."""
 
     text: str
+    answer_start: int = 0
 
 
 class _Asked(msgspec.Struct):
@@ -63,6 +71,15 @@ def as_dpr(values: dict[str, object], *, where: str) -> Iterator[Mapping[str, ob
             dicts = [each for each in objects if isinstance(each, dict)]
             marked = ((each.get("is_selected"), each.get("passage_text")) for each in dicts)
             yield _of_marked(values, marked)
+        case {"context": _, "answers": {"text": list(texts), "answer_start": list(starts)}}:
+            # SQuAD's, as Hugging Face has it.
+            pairs = zip(texts, starts, strict=False)
+            answers = [{"text": text, "answer_start": start} for text, start in pairs]
+            asked = values | {"answers": answers, "is_impossible": not answers}
+            paragraph = {"context": values["context"], "qas": [asked]}
+            row = {"title": values.get("title") or "", "paragraphs": [paragraph]}
+            [question] = _questions(typed(row, _Article, where=where, fix=_FIX_ARTICLE))
+            yield {**values, **question}
         case {"paragraphs": [{"qas": _}, *_]}:
             yield from _questions(typed(values, _Article, where=where, fix=_FIX_ARTICLE))
         case _:
@@ -80,12 +97,41 @@ def _of_marked(
 
 
 def _questions(article: _Article) -> Iterator[Mapping[str, object]]:
+    title = article.title.replace("_", " ")
     for paragraph in article.paragraphs:
-        passage = {"title": article.title.replace("_", " "), "text": paragraph.context}
         for asked in paragraph.qas:
             yield {
                 "id": asked.id,
                 "question": asked.question,
                 "answers": list(dict.fromkeys(answer.text for answer in asked.answers)),
-                ("hard_negative_ctxs" if asked.is_impossible else "positive_ctxs"): [passage],
+                **_contexts(paragraph.context, title, asked),
             }
+
+
+def _contexts(context: str, title: str, asked: _Asked) -> Mapping[str, object]:
+    """The paragraph of a question, or the pieces of an article: those of its answers, and others.
+
+    Example:
+        Of 400 words and an answer of the words 98 to 102, the first two pieces of 100 are positive.
+    """
+    bounds = _bounds(context)
+    contexts: dict[str, list[object]] = {"positive_ctxs": [], "hard_negative_ctxs": []}
+    for start, end in itertools.pairwise(bounds):
+        is_positive = not asked.is_impossible
+        if len(bounds) > 2:
+            is_positive = any(
+                answer.answer_start < end and start < answer.answer_start + len(answer.text)
+                for answer in asked.answers
+            )
+        passage = {"title": title, "text": context[start:end].strip()}
+        contexts["positive_ctxs" if is_positive else "hard_negative_ctxs"].append(passage)
+    return contexts
+
+
+# Questions about one article follow each other.
+@functools.lru_cache(maxsize=1)
+def _bounds(context: str) -> Sequence[int]:
+    """Where a paragraph, or each piece of an article, begins; and where the last one ends."""
+    starts = [word.start() for word in WORD.finditer(re.sub(r"\s", " ", context))]
+    begins = starts[PASSAGE_WORDS::PASSAGE_WORDS] if len(starts) > _LONGEST_PARAGRAPH else []
+    return [0, *begins, len(context)]

@@ -12,20 +12,15 @@ import re
 from collections.abc import Iterator, Mapping
 
 import msgspec
-import regex
 
 from taser_jax.data import files
 from taser_jax.data.readers import fields
 from taser_jax.data.readers.fields import PARAGRAPH_END, Record, Role, Span
 from taser_jax.storage.artifacts import FilePath
 from taser_jax.storage.errors import DataError
-from taser_jax.storage.records import UNSPACED, Passage, check_id
+from taser_jax.storage.records import PASSAGE_WORDS, WORD, Passage, check_id
 from taser_jax.storage.typed_files import typed
 
-# Words per passage of what is cut, as in DPR's and Maillard's passages.
-PASSAGE_WORDS = 100
-# A word or, in scripts without spaces between words, a letter; and what separates it from the next.
-WORD = regex.compile(rf"(?:[{UNSPACED}]\p{{M}}*|[^ {UNSPACED}]+)\p{{P}}* ?")
 # Rows of a table without a header in which titles and texts are compared.
 _COMPARED = 100
 _SECTION = "Section::::"

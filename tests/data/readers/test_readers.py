@@ -246,6 +246,29 @@ def test_answers_in_squads_form_on_hugging_face(tmp_path):
     row = {"id": "1", "question": "who?", "context": "Ada.", "answers": {"text": ["Ada"]}}
     [question] = read_questions(write(tmp_path / "train.jsonl", [row]), pairs=True)
     assert (question.answers, question.positives[0].text) == (("Ada",), "Ada.")
+    row["answers"] = {"text": [], "answer_start": []}
+    [impossible] = read_questions(write(tmp_path / "test.jsonl", [row]), pairs=True)
+    assert (impossible.positives, impossible.hard_negatives) == ((), question.positives)
+
+
+@pytest.mark.parametrize("published", ["article", "rows"])
+def test_an_article_that_squads_questions_are_about_is_cut(tmp_path, published):
+    words = [f"w{number}" for number in range(350)]
+    context = "\n".join(words)
+    start = context.index("w198")
+    answers = {"text": [context[start : context.index("w202")]], "answer_start": [start]}
+    if published == "article":
+        [text], [start] = answers.values()
+        asked = {"question": "which?", "answers": [{"text": text, "answer_start": start}]}
+        rows = [{"title": "W", "paragraphs": [{"context": context, "qas": [asked]}]}]
+    else:
+        rows = [{"question": "which?", "title": "W", "context": context, "answers": answers}]
+    path = write(tmp_path / "covid_qa.jsonl", rows)
+    [question] = read_questions(path, pairs=True)
+    pieces = ["\n".join(words[at : at + 100]) for at in range(0, 350, 100)]
+    assert [passage.text for passage in question.positives] == pieces[1:3]
+    assert [passage.text for passage in question.hard_negatives] == [pieces[0], pieces[3]]
+    assert {passage.text: passage.title for passage in passages(path)} == dict.fromkeys(pieces, "W")
 
 
 @pytest.mark.parametrize("head", ["", '"version": "v2.0", '])
