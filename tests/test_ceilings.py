@@ -32,7 +32,7 @@ ROOMS = {
     "assembly": 1_475,
     "cli": 1_211,
     "commands": 4_363,
-    "data": 5_517,
+    "data": 5_545,
     "devices": 1_046,
     "evaluation": 1_263,
     "interop": 2_658,
@@ -41,12 +41,12 @@ ROOMS = {
     "optim": 812,
     "retrieval": 2_122,
     "serving": 490,
-    "storage": 1_281,
+    "storage": 1_284,
     "systems": 2_766,
     "training": 1_242,
 }
 OTHERS = {
-    "lines of code": 28_796,
+    "lines of code": 28_827,
     "percent of code that imports or raises": 14.0,
     "files": 189,
     "lines of the longest file": 415,
@@ -58,7 +58,7 @@ OTHERS = {
     "Any in annotations": 96,
     "modules that train imports": 75,
     # README.md and docs/*.md, without the pages that are generated.
-    "words of documentation": 34_997,
+    "words of documentation": 34_993,
 }
 CEILINGS = {f"code in {room}": lines for room, lines in ROOMS.items()} | OTHERS
 
