@@ -12,6 +12,8 @@ import pytest
 DOCS = pathlib.Path(__file__).resolve().parents[1] / "docs"
 # Neither tokens nor a model is needed for these.
 SAMPLE = (
+    "`dev.tsv`, prepared",
+    "`taser hybrid` without",
     "query id that occurs twice",
     "without a positive",
     "folder that is misspelled",

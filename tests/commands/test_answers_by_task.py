@@ -72,16 +72,6 @@ def test_evaluation_judges_each_set_by_its_own_match_or_by_its_positives(sets, t
         assert f"R@5 {mean:.4f} (micro: all queries pooled" in said
 
 
-def test_alpha_is_chosen_by_each_sets_own_match(sets, tmp_path, capsys):
-    runs = gin(RUNS_DIR=sets / "runs", BM25_RUNS_DIR=sets / "runs", HYBRID_RUNS_DIR=tmp_path)
-    hybrid = ["hybrid", *_where(sets), *runs, *gin("hybrid", measure="R@5")]
-    hybrid += gin("EvaluationConfig", judge="answers")
-    for options, expected in ((REGEX, "1.0000"), ([], "0.5000")):
-        capsys.readouterr()
-        succeed(*hybrid, *options)
-        assert f"0.5: {expected}" in capsys.readouterr().err
-
-
 def test_an_unknown_set_is_refused(sets, tmp_path, capsys):
     runs = gin(RUNS_DIR=sets / "runs", REGEX_TASKS=["trek"])
     outputs = gin(EVAL_OUTPUT_DIR=tmp_path, SYSTEM="x")

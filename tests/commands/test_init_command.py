@@ -27,17 +27,12 @@ FLOW = ("prepare", "tokenize", "train", "encode", "search", "evaluate", "bm25")
 FLOW += ("mine", "hybrid", "analyze", "export", "pipeline taser", "pipeline ance")
 
 
-def resolve(name: str, *arguments: str) -> configuration.Resolved:
-    """What the command line resolves to, with whatever is still required left open."""
-    parsed = cli.parse([*name.split(), *arguments])
-    return configuration.resolve_command(parsed.command, parsed.flags, allow_unset=True)
-
-
 @pytest.mark.parametrize(
     "name", [name for name in COMMANDS if name not in ("init", "compare", "push", "verify")]
 )
 def test_every_command_takes_it_alone(name, project):
-    resolved = resolve(name, "--gin_file=faq.gin", "--gin_import=faq_tasks")
+    parsed = cli.parse([*name.split(), "--gin_file=faq.gin", "--gin_import=faq_tasks"])
+    resolved = configuration.resolve_command(parsed.command, parsed.flags, allow_unset=True)
     # What is still required is not the project's: other formats' files, pretrained weights, ...
     macros = re.findall(r"^(\w+) = ", (project / "faq.gin").read_text(), re.MULTILINE)
     assert not set(resolved.unset) & set(macros)
@@ -77,16 +72,6 @@ def test_pretrained_weights_are_trained_and_load_in_the_retriever(tmp_path, monk
     retriever = Retriever.load("faq/model", **places)
     assert [len(hits) for hits in retriever.search(["Danube"], k=2)] == [2]
     assert "no such directory" in refused(capsys, "init", "other", "--pretrained=nowhere")
-
-
-def test_training_reads_the_defaults_and_the_project(project):
-    resolved = resolve("train", "--gin_file=faq.gin").text
-    for line in ("MODEL_DIR = 'faq/model'", "train.model_dir = %MODEL_DIR", "BATCH_SIZE = 32"):
-        assert line in resolved
-    # A recipe configures the command itself; the project's file only changes what it sets.
-    resolved = resolve("train", "--gin_file=runs/taser_base.gin", "--gin_file=faq.gin").text
-    assert "BertConfig.dtype = 'bfloat16'" in resolved
-    assert "TRAIN_STEPS = 300" in resolved
 
 
 def test_names_read_from_sources_have_all_that_commands_may_be_configured_with():

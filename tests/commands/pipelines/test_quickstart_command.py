@@ -7,6 +7,7 @@ from small_world import SIX_STEPS, gin, never, refused, succeed
 from stage_calls import check_every_argument, without_work
 
 from taser_jax.commands.pipelines import retrieval_stages, taser
+from taser_jax.commands.pipelines.stages import Stages
 from taser_jax.evaluation.reports import ResultsTable
 from taser_jax.evaluation.results import SystemResult, TaskResult
 
@@ -48,7 +49,7 @@ def test_quickstart_and_again(tmp_path, monkeypatch, capsys):
 
 
 def test_every_argument_of_every_stage_counts(small_world, tmp_path, monkeypatch):
-    """The stages of `quickstart` without their work; each argument is changed in turn."""
+    """Those of `pipeline taser` among them, without their work; each is changed in turn."""
     output = tmp_path / "out"
     row = SystemResult("TASER (mined negatives)", {"code": TaskResult({"R@20": 0.5}, 9)})
     monkeypatch.setattr(taser, "print_table", lambda *_, **__: ResultsTable([row]))
@@ -62,4 +63,8 @@ def test_every_argument_of_every_stage_counts(small_world, tmp_path, monkeypatch
             *gin(TOKEN_STORE=small_world.token_store),
         )
     assert {"prepare_pydocs", "make_vocabulary", "tokenize", "train", "hybrid"} < calls.keys()
+    assert len(calls) == 3 + 8
+    # Of several sets, the second round has the first one's negatives alone.
+    trained = Stages(output).record("taser-2-train").inputs
+    assert [trained[name] for name in trained if "negatives_dirs." in name] == ["taser-1/negatives"]
     check_every_argument(output, calls)

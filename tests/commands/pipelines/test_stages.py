@@ -25,15 +25,6 @@ def work(**_):
     return {"path": "model", "values": [1, 2]}
 
 
-def test_a_finished_stage_is_not_run_again(tmp_path):
-    first = Stages(tmp_path).run("train", work, steps=3, rate=0.1)
-    again = Stages(tmp_path).run("train", never(work), rate=0.1, steps=3)
-    assert first == again == work()
-    record = Stages(tmp_path).record("train")
-    assert record.inputs == {"steps": 3, "rate": 0.1}
-    assert record.seconds >= 0
-
-
 @pytest.mark.parametrize(
     ("inputs", "named"),
     [

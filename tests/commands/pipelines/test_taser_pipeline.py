@@ -8,7 +8,7 @@ import shutil
 import pytest
 from bert_checkpoints import write_with_vocabulary
 from small_world import ROWS, TASKS, SmallWorld, figures, gin, never, refused, succeed
-from stage_calls import check_every_argument, without_work
+from stage_calls import without_work
 
 from taser_jax.cli import main as cli
 from taser_jax.commands.pipelines import retrieval_stages, taser
@@ -50,15 +50,6 @@ def trained_on(stages: Stages, stage: str) -> list[object]:
     return [inputs[name] for name in sorted(inputs) if "negatives_dirs." in name]
 
 
-def test_a_single_set_trains_on_p1_and_p2_in_the_end(small_world, tmp_path, monkeypatch):
-    monkeypatch.setattr(taser, "print_table", lambda *_, **__: None)
-    without_work(monkeypatch)
-    one_set = [*gin(TASKS=["code"]), *gin("pipeline_taser", hybrid_systems=[])]
-    succeed(*small_world.compare(tmp_path, *one_set))
-    assert trained_on(Stages(tmp_path), "taser-1-train") == ["bm25/negatives"]
-    assert trained_on(Stages(tmp_path), "taser-2-train") == ["bm25/negatives", "taser-1/negatives"]
-
-
 @pytest.fixture
 def pretrained(small_world, tmp_path) -> list[str]:
     """SQuAD + NQ's recipe on other data and from a tiny BERT, cut to one system."""
@@ -91,17 +82,6 @@ def test_the_untrained_row_stands_beside_the_trained_one_and_gives_it_negatives(
     assert trained_on(stages, "shared-2-train") == [*negatives, "shared-1/negatives"]
     imported = stages.record("pretrained-untrained-import").inputs
     assert imported["pretrained.source"] == str(tmp_path / "bert")
-
-
-def test_every_argument_of_every_stage_counts(small_world, tmp_path, monkeypatch):
-    """Each is changed in turn, with its fields, and the finished stage is refused by its name."""
-    monkeypatch.setattr(taser, "print_table", lambda *_, **__: None)
-    with monkeypatch.context() as patched:
-        calls = without_work(patched)
-        succeed(*small_world.compare(tmp_path))
-    assert len(calls) == 8
-    assert trained_on(Stages(tmp_path), "taser-2-train") == ["taser-1/negatives"]
-    check_every_argument(tmp_path, calls)
 
 
 @pytest.mark.release
