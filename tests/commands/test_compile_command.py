@@ -1,7 +1,9 @@
-"""`taser compile` on a small recipe, by the real TPU compiler: libtpu must load here."""
+"""`taser compile` and `taser plan` on a small recipe; libtpu, the TPU compiler, must load here."""
 
 import dataclasses
 import json
+import pathlib
+import runpy
 import types
 
 import pytest
@@ -10,9 +12,11 @@ from small_world import gin
 from taser_jax.cli import main as cli
 from taser_jax.commands import compile as compile_module
 from taser_jax.devices.compiler import CompiledStep, Memory, OutOfMemory
+from taser_jax.devices.mesh import PRICES, MeshConfig
 from taser_jax.models.batch import abstract_batch
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
+from taser_jax.storage.errors import ConfigError
 
 SMALL = (
     "--gin_file=runs/taser_base.gin",
@@ -58,6 +62,14 @@ def test_a_small_recipe(tmp_path, capsys):
     assert "3 float32 matrix products" in shown
 
 
+def texts_of(lengths: object) -> list[str]:
+    return ["--topology=v5e:2x2", f"--gin.TEXT_LENGTHS={lengths}"]
+
+
+QUERY = {"query": {0: 8, 1: 27}}
+TOO_FAR = {"query": {0: 8, 2: 27}, "passage": {0: 16, 1: 64}}
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -65,13 +77,19 @@ def test_a_small_recipe(tmp_path, capsys):
         ([], "--gin.compile_recipe.topology=..."),
         (["--topology=v5e:2x4", "--gin.TrainingConfig.num_chunks=4"], "16 rows in 4 chunks on 8"),
         (["--topology=v5e:2x2", "--gin.TASK_FEATURE_LENGTHS=None"], "no lengths of queries"),
-        ([*("--topology=v5e:2x2", "--gin_file=optim/tsage.gin")], "set compile_recipe.task_sizes"),
+        (["--topology=v5e:2x2", "--gin_file=optim/tsage.gin"], "set compile_recipe.task_sizes"),
+        (texts_of(QUERY), "TEXT_LENGTHS: lengths of query"),
+        (texts_of(TOO_FAR), "TEXT_LENGTHS: quantiles of query: 0, 2"),
+        (texts_of({**QUERY, "passage": {}}), "TEXT_LENGTHS: quantiles of passage: none"),
     ],
 )
 def test_what_cannot_be_compiled_is_reported_first(arguments, words, capsys, monkeypatch):
     monkeypatch.setattr(compile_module, "compile_step", lambda *_, **__: pytest.fail("compiled"))
     assert run(*arguments) == 2
-    assert words in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert words in printed
+    # Lengths are told with how they are written.
+    assert ("TEXT_LENGTHS: " in printed) == ('fix: write --gin.TEXT_LENGTHS="{' in printed)
 
 
 SMALL_MEMORY = Memory(arguments=1, outputs=1, aliased=0, temporaries=0, program=0)
@@ -167,24 +185,6 @@ def test_texts_of_known_lengths_are_in_groups(flags, tasks, tmp_path, capsys, co
     assert f"44.4% padding: {real} tokens in {padded:,} positions" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("lengths", "message"),
-    [
-        ({"query": {0: 8, 1: 27}}, "lengths of query"),
-        ({"query": {0: 8, 2: 27}, "passage": {0: 16, 1: 64}}, "quantiles of query: 0, 2"),
-        ({"query": {0: 8, 1: 27}, "passage": {}}, "quantiles of passage: none"),
-    ],
-)
-def test_lengths_that_describe_no_texts_are_refused_before_compiling(
-    lengths, message, tmp_path, capsys, compiler
-):
-    assert on_four_chips(tmp_path, f"--gin.TEXT_LENGTHS={lengths}") == 2
-    printed = capsys.readouterr().err
-    assert f"TEXT_LENGTHS: {message}" in printed
-    assert 'fix: write --gin.TEXT_LENGTHS="{' in printed
-    assert not compiler.batches
-
-
 def test_frozen_blocks_have_no_backward_pass(tmp_path, compiler):
     frozen = gin(**{"BertConfig.num_layers": 2, "TrainingConfig.train_from_block": 1})
     assert on_four_chips(tmp_path, *frozen) == 0
@@ -213,3 +213,99 @@ def test_queries_with_documents_are_compiled(documents, tmp_path, compiler):
     retrieved = batch.queries.documents
     assert (retrieved.ids if documents == "tokens" else retrieved).shape == each
     assert batch.queries.present.shape == (16, 3)
+
+
+def plan_in(directory, *arguments: str) -> int:
+    where = ("--topology=v5e:2x2", f"--gin.plan_recipe.output_dir={directory}")
+    return cli.run(["plan", *SMALL, *where, *arguments])
+
+
+def report(*, fits: bool = True, seconds: float = 0.25, peak: int = 3) -> dict:
+    roofline = {"bound": "ICI", "step_seconds": seconds, "mfu": 0.5, "mfu_of_real_tokens": 0.4}
+    return {"fits": fits, "memory": {"peak": peak * 2**30}, "roofline": roofline}
+
+
+@pytest.fixture
+def planned(monkeypatch):
+    """A compiler that answers from a list; the last answer for ever."""
+    asked, answers = [], [report()]
+
+    def compile_recipe(*, training, output_dir, **given):
+        asked.append((training.mesh.fsdp, training.mesh.model))
+        answer = answers[min(len(asked), len(answers)) - 1]
+        pathlib.Path(output_dir).mkdir(parents=True)
+        pathlib.Path(output_dir, compile_module.REPORT_JSON).write_text(json.dumps(answer))
+        if not answer["fits"]:
+            raise ConfigError("does not fit")
+
+    monkeypatch.setattr(compile_module, "compile_recipe", compile_recipe)
+    return asked, answers
+
+
+def test_the_compiler_decides_among_three_meshes_and_is_asked_once(tmp_path, capsys, planned):
+    asked, answers = planned
+    answers[:] = [report(fits=False), report(seconds=0.125), report(seconds=0.25)]
+    assert plan_in(tmp_path) == 0
+    first = capsys.readouterr().out
+    # The recipe's own, parameters split over all devices, products split over two.
+    assert asked == [(1, 1), (4, 1), (1, 2)]
+    assert first.startswith("v5e:2x2\n\n| mesh (data, fsdp, model) |")
+    rows = first.splitlines()[4:7]
+    assert rows[0] == "| 1, 4, 1 | 3.00 | ICI | 125.00 | 50% | 40% | 0.17 |"
+    assert rows[1].startswith("| 2, 1, 2 | 3.00 | ICI | 250.00 |")
+    assert rows[2].startswith("| 4, 1, 1 | 3.00 | does not fit |")
+    assert "\nMESH_FSDP = 4\nNUM_MODEL_PARTITIONS = 1\n" in first
+    assert plan_in(tmp_path) == 0
+    assert capsys.readouterr().out == first
+    assert len(asked) == 3
+    # Another recipe is another row.
+    assert plan_in(tmp_path, "--gin.BATCH_SIZE=32") == 0
+    assert len(asked) == 6
+
+
+@pytest.mark.parametrize(
+    ("own", "devices", "heads", "meshes"),
+    [
+        # One device has one mesh, and three heads cannot be split over two.
+        ((1, 1), 1, 12, [(1, 1)]),
+        ((1, 1), 4, 3, [(1, 1), (4, 1)]),
+        # The batch has as many parts as in the recipe, or fewer.
+        ((2, 2), 8, 12, [(2, 2), (1, 2), (4, 2)]),
+        # Meshes of a larger topology.
+        ((8, 1), 4, 12, [(1, 1), (4, 1), (1, 2)]),
+        ((1, 8), 4, 16, [(1, 1), (4, 1), (1, 2)]),
+    ],
+)
+def test_meshes_divide_devices_and_heads(own, devices, heads, meshes):
+    topology = types.SimpleNamespace(devices=[None] * devices)
+    mesh = MeshConfig(fsdp=own[0], model=own[1])
+    configs = compile_module._meshes(mesh, topology, num_heads=heads)
+    assert [(mesh.fsdp, mesh.model) for mesh in configs] == meshes
+
+
+@pytest.mark.parametrize(("other", "fsdp"), [(0.192, 4), (0.188, 1)])
+def test_the_recipes_own_mesh_stays_unless_another_is_faster_by_5_percent(
+    tmp_path, capsys, planned, other, fsdp
+):
+    asked, answers = planned
+    answers[:] = [report(seconds=0.2), report(seconds=other), report(seconds=0.3)]
+    assert plan_in(tmp_path, "--gin.MESH_FSDP=4") == 0
+    assert asked == [(4, 1), (1, 1), (1, 2)]
+    assert f"MESH_FSDP = {fsdp}\n" in capsys.readouterr().out
+
+
+def test_prices_are_those_of_the_launchers():
+    launch = pathlib.Path(__file__).parents[2] / "launch"
+    tables = runpy.run_path(str(launch / "_tables.py"))
+    names = {"v5litepod": "v5e"}
+    listed = {names.get(name, name): kind.price for name, kind in tables["KINDS"].items()}
+    assert {name: price for name, price in listed.items() if price} == PRICES
+
+
+def test_a_recipe_that_fits_nowhere_is_told_what_comes_nearest(tmp_path, capsys, planned):
+    planned[1][:] = [report(fits=False, peak=peak) for peak in (9, 5, 7)]
+    assert plan_in(tmp_path) == 2
+    error = capsys.readouterr().err
+    assert "v5e:2x2: nothing fits" in error
+    assert "MESH_FSDP = 4, NUM_MODEL_PARTITIONS = 1, with 5.00 GiB per device on v5e:2x2" in error
+    assert "BertConfig.remat=block" in error

@@ -2,16 +2,16 @@
 
 import hashlib
 import json
+import pathlib
 
 import pytest
 from small_world import gin, refused, succeed
-from written_files import tsv, write_all
+from written_files import write_all
 
-from taser_jax.commands.prepare import Bm25Positives, drawn_by_hash, find_positives
-from taser_jax.data.collections.store import QuerySet, list_tasks, write_collection, write_queries
+from taser_jax.commands.prepare import drawn_by_hash
+from taser_jax.data.collections.store import QuerySet
 from taser_jax.data.prepare.collection import left_out_directory
-from taser_jax.storage.errors import ConfigError
-from taser_jax.storage.records import Passage, Query
+from taser_jax.storage.records import Query
 
 
 def test_a_misspelled_task_of_pydocs_is_refused(tmp_path, capsys):
@@ -48,23 +48,6 @@ def test_tokenize_names_a_module_that_is_not_there(small_world, tmp_path, capsys
     assert "cannot import 'no_such_tasks'" in message
 
 
-def test_without_validation_each_command_says_how_to_get_it(tmp_path, capsys):
-    questions = {f"q{n}": (f"question {n}", f"p{n}") for n in range(40)}
-    splits = {"train": list(questions)[:30], "test": list(questions)[30:]}
-    asked = {f"faq.{split}": {id: questions[id] for id in ids} for split, ids in splits.items()}
-    tsv(tmp_path, {f"p{n}": f"text {n}" for n in range(40)}, asked)
-    prepare = ["prepare", str(tmp_path), *gin(DATA_DIR=tmp_path / "data", COLLECTION="t")]
-    succeed(*prepare)
-    assert "no validation split of task faq; VALIDATION_SHARE=0.1" in capsys.readouterr().err
-    places = gin(RUNS_DIR=tmp_path, BM25_RUNS_DIR=tmp_path, HYBRID_RUNS_DIR=tmp_path)
-    message = refused(capsys, "hybrid", *places, *prepare[2:])
-    assert "hybrid.alpha" in message
-    assert "VALIDATION_SHARE" in message
-    succeed(*prepare, *gin(VALIDATION_SHARE=0.2))
-    assert "no validation split" not in capsys.readouterr().err
-    assert list_tasks(tmp_path / "data", "t")["faq"] == ["train", "validation", "test"]
-
-
 def test_training_queries_are_drawn_by_the_hash_of_their_ids():
     queries = [Query(id=f"q{n}", text="t", task="t", positives=(0,)) for n in range(20)]
     hashes = {query.id: hashlib.sha256(query.id.encode()).hexdigest() for query in queries}
@@ -85,78 +68,60 @@ TEXTS = (
 )
 
 
+QUESTIONS = """\
+what is the capital of france\t['Paris']
+which bread is best\t['rye', 'wheat']
+who wrote the first program\t['born in 18\\d\\d']
+"""
+FOUND = gin(BM25_POSITIVES={"quiz": "quiz_bm25"})
+
+
 @pytest.fixture
-def world(tmp_path):
-    """Questions with answers, one of which no passage contains."""
-    data_dir = str(tmp_path / "data")
-    write_collection(data_dir, "c", [Passage(f"p{row}", text) for row, text in enumerate(TEXTS)])
-    queries = [
-        Query("a", "what is the capital of france", "qa", answers=("Paris",)),
-        Query("b", "which bread is best", "qa", answers=("rye", "wheat")),
-        Query("c", "who wrote the first program", "qa", answers=(r"born in 18\d\d",)),
-    ]
-    for split in ("train", "validation", "test"):
-        write_queries(data_dir, "c", "qa", split, queries)
-    return data_dir
+def prepare(tmp_path) -> list[str]:
+    """Arguments that prepare questions with answers, one of which no passage contains."""
+    passages = "".join(f"{row}\t{text}\n" for row, text in enumerate(TEXTS))
+    files = {f"quiz.{split}.qa.csv": QUESTIONS for split in ("train", "dev", "test")}
+    folder = write_all(tmp_path / "quiz", {**files, "passages.tsv": f"id\ttext\n{passages}"})
+    return ["prepare", str(folder), *gin(DATA_DIR=tmp_path, BM25_INDEX_DIR=tmp_path / "bm25")]
 
 
-def run(world, tmp_path, **options):
-    settings = {"tasks": {"qa": "qa_bm25"}, "index_dir": str(tmp_path / "bm25")} | options
-    find_positives(world, "c", Bm25Positives(**settings), depth=3)
+def read(data_dir, split, task="quiz_bm25"):
+    return {query.id: query for query in QuerySet.open(data_dir, "quiz", task, split)}
 
 
-def read(world, split, task="qa_bm25"):
-    return {query.id: query for query in QuerySet.open(world, "c", task, split)}
-
-
-def test_passages_with_an_answer_are_positives_and_the_others_hard_negatives(world, tmp_path):
-    run(world, tmp_path)
-    queries = read(world, "train")
-    assert list(queries) == ["a"]
+def test_passages_with_an_answer_are_positives_and_the_others_hard_negatives(prepare, tmp_path):
+    succeed(*prepare, *FOUND)
+    [query] = read(tmp_path, "train").values()
+    assert (query.id, query.task) == ("train-0", "quiz_bm25")
     # "france" and "paris" are in the first; "paris" in the second; then what shares "capital".
-    assert queries["a"].positives == (0, 1)
-    assert queries["a"].hard_negatives == (2,)
-    assert queries["a"].task == "qa_bm25"
-    lost = (left_out_directory(world, "c") / "qa_bm25.train.txt").read_text()
-    assert lost.splitlines() == ["b: which bread is best", "c: who wrote the first program"]
+    assert (query.positives, query.hard_negatives) == ((0, 1), (2,))
+    lost = (left_out_directory(tmp_path, "quiz") / "quiz_bm25.train.txt").read_text()
+    expected = ["train-1: which bread is best", "train-2: who wrote the first program"]
+    assert lost.splitlines() == expected
     # Judged by their answers: all of them.
-    judged = {id: query.positives for id, query in read(world, "test").items()}
-    assert judged == dict.fromkeys("abc", ())
-    assert list(read(world, "train", "qa")) == ["a", "b", "c"]
+    for split, task in (("test", "quiz_bm25"), ("train", "quiz")):
+        found = {id: query.positives for id, query in read(tmp_path, split, task).items()}
+        assert found == {f"{split}-{number}": () for number in range(3)}
 
 
-def test_patterns_match_as_patterns(world, tmp_path):
-    run(world, tmp_path, regex_tasks=("qa",))
-    queries = read(world, "train")
-    assert list(queries) == ["a", "c"]
-    assert queries["c"].positives == (4,)
+def test_patterns_match_as_patterns(prepare, tmp_path):
+    succeed(*prepare, *FOUND, *gin(REGEX_TASKS=["quiz"]))
+    found = {id: query.positives for id, query in read(tmp_path, "train").items()}
+    assert found == {"train-0": (0, 1), "train-2": (4,)}
 
 
-def test_what_has_no_answers_or_no_name_is_refused(world, tmp_path):
-    for tasks in ({"qa": "qa"}, {"unknown": "x"}):
-        with pytest.raises(ConfigError, match="BM25_POSITIVES"):
-            run(world, tmp_path, tasks=tasks)
-    with pytest.raises(ConfigError, match="no directory for BM25's index"):
-        run(world, tmp_path, index_dir=None)
-    write_queries(world, "c", "bare", "train", [Query(id="a", text="b", task="bare")])
-    with pytest.raises(ConfigError, match="no train question of 'bare' has answers"):
-        run(world, tmp_path, tasks={"bare": "x"})
-
-
-def test_they_are_found_when_files_are_prepared(tmp_path, capsys):
-    lines = [f"{row}\t{text}\n" for row, text in enumerate(TEXTS)]
-    files = {
-        "passages.tsv": "id\ttext\n" + "".join(lines),
-        "quiz.test.qa.csv": "capital of spain\t['Madrid']\n",
-        "quiz.train.qa.csv": "capital of france\t['Paris']\n",
-    }
-    prepare = ["prepare", str(write_all(tmp_path / "quiz", files))]
-    prepare += gin(DATA_DIR=tmp_path / "data", BM25_INDEX_DIR=tmp_path / "bm25")
-    # Without them, a question that has only answers can't be trained on.
-    assert "there are no queries" in refused(capsys, *prepare)
-    succeed(*prepare, *gin(BM25_POSITIVES={"quiz": "quiz_bm25"}))
-    positives = {
-        task: [query.positives for query in QuerySet.open(tmp_path / "data", "quiz", task, "train")]
-        for task in ("quiz", "quiz_bm25")
-    }
-    assert positives == {"quiz": [()], "quiz_bm25": [(0, 1)]}
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        # A question that has only answers can't be trained on.
+        ([], "there are no queries"),
+        (gin(BM25_POSITIVES={"quiz": "quiz"}), "BM25_POSITIVES: tasks {'quiz': 'quiz'}"),
+        (gin(BM25_POSITIVES={"quiz": "x", "no": "y"}), "BM25_POSITIVES: no task no"),
+        (gin(BM25_POSITIVES={"quiz": "x", "bare": "y"}), "no train question of 'bare' has answers"),
+        ([*FOUND, *gin(BM25_INDEX_DIR=None)], "no directory for BM25's index"),
+    ],
+)
+def test_what_has_no_answers_or_no_name_is_refused(prepare, capsys, settings, words):
+    bare = {"bare.train.queries.tsv": "a\tb\n", "bare.train.qrels.tsv": "a\t0\t1\t1\n"}
+    write_all(pathlib.Path(prepare[1]), bare)
+    assert words in refused(capsys, *prepare, *settings)

@@ -6,18 +6,26 @@ import json
 import shutil
 from unittest import mock
 
+import numpy as np
 import pytest
 import tiny_training
+from tiny_models import assert_close, one_block
 from written_files import contents
 
 from taser_jax.assembly.data import TrainingData
 from taser_jax.assembly.model_directory import load_model
 from taser_jax.assembly.plans import MultitaskTraining
 from taser_jax.assembly.program import training_job
+from taser_jax.commands.ask import _served
 from taser_jax.data.batches.every_task import TaskBatchingConfig
+from taser_jax.data.text.wordpiece import WordPieceVocabulary
 from taser_jax.devices.mesh import MeshConfig
-from taser_jax.models.dual_encoder import DualEncoder
+from taser_jax.models.batch import Role
+from taser_jax.models.dual_encoder import DualEncoder, Towers
 from taser_jax.models.parameters import abstract_params, parameter_count
+from taser_jax.models.routing import ExpertConfig, GateSharing, Routing
+from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
+from taser_jax.optim.optimizers import OptimizerConfig, Update
 from taser_jax.storage.artifacts import write_json
 from taser_jax.storage.errors import ConfigError, DataError, FingerprintError, StorageError
 from taser_jax.training.loop import LoopConfig
@@ -31,6 +39,11 @@ UNEVEN_VALIDATION = changed(validation=validating(batch_size=12))
 AT_THE_END = changed(loop=LoopConfig(train_steps=4, patience=2))
 UNVALIDATED = changed(loop=LoopConfig(train_steps=4, validates_first=True), validation=None)
 TOO_WIDE = changed(objective=ObjectiveConfig(matryoshka_dims=(8, 32)))
+FROZEN = changed(train_from_block=1)
+ALL_TRAIN = dataclasses.replace(FROZEN, optimizer=OptimizerConfig(updates=((".*", Update.TRAIN),)))
+TWO_BLOCKS = tiny_training.model_config().with_transformer(num_layers=2)
+GATE = {"routing": Routing.TOKEN, "gate_sharing": GateSharing.SHARED}
+SHARED = dataclasses.replace(TWO_BLOCKS, experts=ExpertConfig(2, blocks=(1, 2), **GATE))
 # The checkpoint of the least loss is asked for.
 RANKS_ALONE = changed(validation=validating(num_batches=0))
 
@@ -109,6 +122,10 @@ def test_a_dry_run_says_what_a_run_that_resumes_changes(trained, tiny_store_dir,
         ({"training": RANKS_ALONE}, "by nll, and validation measures average_rank, mrr"),
         ({"data": {"tasks": []}}, "TASKS: a list without a task"),
         ({"training": changed(states_dir="states")}, "(?s)0 frozen blocks.*directory for states"),
+        ({"training": FROZEN}, "1 frozen blocks of 1 leave none"),
+        ({"training": changed(train_from_block=-1)}, "-1 frozen blocks"),
+        ({"training": ALL_TRAIN, "model": TWO_BLOCKS}, "and OptimizerConfig.updates others"),
+        ({"training": FROZEN, "model": SHARED}, "blocks 1 are frozen; their router serves all"),
         ({"training": UNEVEN_VALIDATION}, "12 queries in a batch cannot be split evenly over 8"),
         ({"training": AT_THE_END}, "patience is 2, and nothing is validated before the end"),
         ({"training": UNVALIDATED}, "validates_first is True, and nothing is validated"),
@@ -193,3 +210,63 @@ def test_a_full_disk_under_the_metrics_is_reported(tmp_path, tiny_store_dir, mon
     monkeypatch.setattr("taser_jax.commands.train.make_writers", full)
     with pytest.raises(StorageError, match=r"(?s)No space left on device.*free some space"):
         start(tmp_path / "model", tiny_store_dir)
+
+
+TASKS = ("first", "second")
+T5 = one_block(vocab_size=tiny_training.VOCABULARY_SIZE, dropout_rate=0.0)
+TIED = {
+    "bert": dataclasses.replace(tiny_training.model_config(), experts=ExpertConfig()),
+    "t5": T5DualEncoderConfig(t5=T5),
+}
+
+
+def q_spec(config, tasks=TASKS):
+    """With a query tower for each task."""
+    return dataclasses.replace(config, towers=Towers.SEPARATE, query_tasks=tasks)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["bert", pytest.param("t5", marks=pytest.mark.release)])
+def test_it_starts_as_the_tied_model_and_validates_every_task(tiny_store_dir, tmp_path, kind):
+    tied_dir = tmp_path / "tied"
+    start(
+        tied_dir,
+        tiny_store_dir,
+        training=tiny_training.training_config(train_steps=2),
+        model=TIED[kind],
+    )
+    still = tiny_training.training_config(train_steps=2, learning_rate=1e-12)
+    begun = {"initial_checkpoint": str(tied_dir / "checkpoint_2"), "training": still}
+    summary = start(tmp_path / "q_spec", tiny_store_dir, model=q_spec(TIED[kind]), **begun)
+    tied, several = load_model(tied_dir), load_model(tmp_path / "q_spec")
+    for tower in several.params.values():
+        assert_close(tower, tied.params["encoder"], rtol=1e-7, atol=1e-7)
+    validated = json.loads((tied_dir / "metrics.jsonl").read_text().splitlines()[-1])
+    # Validation takes each task's tower: as copies they are judged as the tied one was.
+    for name, value in summary.validation.items():
+        assert value == pytest.approx(validated[f"validation/{name}"], rel=1e-4), name
+    tokens = tiny_training.TokenStore.open(tiny_store_dir).passages.tokens(np.arange(8))
+    for role, task in ((Role.QUERY, "first"), (Role.QUERY, "second"), (Role.PASSAGE, None)):
+        np.testing.assert_allclose(
+            several.encode_fn(role, task=task)(tokens), tied.encode_fn(role)(tokens), atol=1e-5
+        )
+
+
+def test_a_task_without_a_tower_is_reported_before_anything_is_computed(tiny_store_dir, tmp_path):
+    with pytest.raises(ConfigError, match=r"(?s)no query tower for second.*query_tasks: first"):
+        start(tmp_path / "model", tiny_store_dir, model=q_spec(TIED["bert"], ("first",)))
+    assert not (tmp_path / "model").exists()
+
+
+def test_it_is_served_with_the_query_tower_of_the_task_asked_for(tiny_store_dir, tmp_path):
+    model = q_spec(TIED["bert"]).with_transformer(max_length=64)
+    tiny_training.write_untrained(tmp_path / "model", model, tiny_store_dir)
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a"]
+    WordPieceVocabulary(pieces).save(str(tmp_path / "model" / "vocabulary"))
+    served = _served(tmp_path / "model")
+    assert served.tasks == TASKS
+    # A request may name none: it is the first's.
+    for retriever in (served, served.for_task("second")):
+        assert retriever.encode_queries(["a"]).shape == (1, model.embedding_dim)
+    with pytest.raises(ConfigError, match=r"(?s)no task 'third'.*tasks: first, second"):
+        served.for_task("third")
