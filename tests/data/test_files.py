@@ -65,28 +65,21 @@ def test_a_missing_or_empty_file_is_named(tmp_path, read):
             list(read(write(tmp_path / name, b"")))
 
 
-def test_bytes_that_are_not_utf8_are_named_with_their_line(tmp_path):
-    path = write(tmp_path / "latin.txt", b"fine\ncaf\xe9\n")
-    lines = numbered_lines(path)
-    assert next(lines) == (1, "fine\n")
-    with pytest.raises(DataError, match=r"latin\.txt:2: not UTF-8: byte 0xe9.*\n.* gb18030"):
-        next(lines)
-    with files.open_text(path) as text, pytest.raises(UnicodeDecodeError):
-        text.read()
-
-
+LATIN = b"fine\ncaf\xe9\n"
 CUT = gzip.compress(b"fine\n" * 9999)[:-20]
 
 
 @pytest.mark.parametrize(
     ("read", "name", "content", "message"),
     [
+        (numbered_lines, "latin.txt", LATIN, r"t:2: not UTF-8: byte 0xe9.*\n.* gb18030"),
         (json_records, "latin.json", b'[{"a": "caf\xe9"}]', r"latin\.json: not UTF-8"),
         # As Windows calls Unicode.
         (numbered_lines, "a.txt", "a\n".encode("utf-16"), r":1: not UTF-8: .*\n  fix: .*-f utf-16"),
         (numbered_lines, "faq.xlsx", b"PK\x03\x04\xff", r"not UTF-8: .*\n  fix: save it as CSV"),
         (numbered_lines, "cut.gz", CUT, r"cut\.gz: the gzip stream is damaged or truncated"),
         (numbered_lines, "plain.txt.gz", b"not gzip at all\n", "the gzip stream is damaged"),
+        (json_lines, "a.jsonl", b'{"a": 1}\n\n{"a": 2\n', r"a\.jsonl:3: not valid JSON.*\n  fix: "),
         (json_lines, "b.jsonl", b'{"a": 1}\n["a"]\n', r"b\.jsonl:2: found a JSON list"),
     ],
 )
@@ -94,13 +87,6 @@ def test_what_cannot_be_read_is_named(tmp_path, read, name, content, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=message):
         list(read(tmp_path / name))
-
-
-def test_json_lines_names_the_malformed_line(tmp_path):
-    records = json_lines(write(tmp_path / "a.jsonl", b'{"a": 1}\n\n{"a": 2\n'))
-    assert next(records) == (1, {"a": 1})
-    with pytest.raises(DataError, match=r"a\.jsonl:3: not valid JSON.*\n  fix: "):
-        next(records)
 
 
 @pytest.mark.parametrize("indent", [None, 2])

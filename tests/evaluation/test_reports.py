@@ -176,18 +176,23 @@ NO_NUMBER = '{"format_version": 1, "system": "a", "tasks": {"nq": {"metrics": {"
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("name", "text", "message"),
     [
-        ("{}", "format version None"),
-        ('{"format_version": 2}', "format version 2"),
-        ('{"format_version": 1, "system": "BM25"}', "required field 'tasks'"),
-        (NO_NUMBER, r"field 'tasks.*metrics.*a number, got a string"),
+        ("bm25.json", "{}", "format version None"),
+        ("bm25.json", '{"format_version": 2}', "format version 2"),
+        ("bm25.json", '{"format_version": 1, "system": "BM25"}', "required field 'tasks'"),
+        ("bm25.json", NO_NUMBER, r"field 'tasks.*metrics.*a number, got a string"),
+        ("values.csv", "", r"not values by query \(header \[\]"),
+        ("values.csv", "id,R@1\n", r"not values by query \(header \['id'"),
+        ("values.csv", "query_id,R@1\na,1\nb\n", "not values by query"),
+        ("values.csv", "query_id,R@1\na,x\n", "could not convert"),
     ],
 )
-def test_files_that_are_no_results_are_named(tmp_path, text, message):
-    (tmp_path / "bm25.json").write_text(text)
-    with pytest.raises(DataError, match=f"bm25.json.*{message}"):
-        read_results(tmp_path, ["BM25"])
+def test_files_that_are_no_results_are_named(tmp_path, name, text, message):
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(DataError, match=f"{name}.*{message}"):
+        read_per_query(path) if name == "values.csv" else read_results(tmp_path, ["BM25"])
 
 
 def test_no_results_at_all(tmp_path):
@@ -204,19 +209,3 @@ def test_per_query_values_read_back_exactly(tmp_path):
     read_back = read_per_query(path)
     assert read_back.query_ids == evaluation.query_ids
     np.testing.assert_equal([*read_back.values.items()], [*values.items()])
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", r"per_query.csv: not values by query \(header \[\]"),
-        ("id,R@1\n", r"per_query.csv: not values by query \(header \['id'"),
-        ("query_id,R@1\na,1\nb\n", r"per_query.csv: not values by query"),
-        ("query_id,R@1\na,x\n", r"per_query.csv: .*could not convert"),
-    ],
-)
-def test_other_csv_files_are_refused(tmp_path, text, message):
-    path = tmp_path / "per_query.csv"
-    path.write_text(text)
-    with pytest.raises(DataError, match=message):
-        read_per_query(path)

@@ -120,10 +120,10 @@ def drawn(share, count, seed):
     return Evaluation(tuple(f"q{number}" for number in range(count)), values)
 
 
-def compared(directory, baseline="BM25"):
+def compared(directory, baseline="BM25", **options):
+    options |= {"split": "test", "config": SignificanceConfig(baseline)}
     results = read_results(directory / "results")
-    config = SignificanceConfig(baseline)
-    return next(iter(compare_with_baselines(directory, results, split="test", config=config)), None)
+    return next(iter(compare_with_baselines(directory, results, **options)), None)
 
 
 @pytest.fixture
@@ -202,20 +202,17 @@ def test_rows_of_other_queries_are_refused_by_name(rows, tmp_path):
         compared(tmp_path)
 
 
-def test_a_table_of_mixes_has_no_narrower_intervals_for_more_of_them(tmp_path):
-    for system, share in (("BM25", 0.5), ("TASER", 0.7)):
-        same = drawn(share, 100, seed=len(system))
-        write_row(tmp_path, system, {f"mix {number}": same for number in range(4)}, split="test")
-    results, config = read_results(tmp_path / "results"), SignificanceConfig("BM25")
-    apart, mixed = (
-        compare_with_baselines(tmp_path, results, split="test", config=config, queries=queries)[0]
-        for queries in TaskQueries
-    )
-    of_average, of_one = (mixed.queries["TASER", task, "R@1"] for task in (AVERAGE, "mix 0"))
-    widths = [each.high - each.low for each in (of_average, of_one)]
-    assert widths[0] == pytest.approx(widths[1], rel=0.05)
-    narrow = apart.queries["TASER", AVERAGE, "R@1"]
-    assert narrow.high - narrow.low == pytest.approx(widths[1] / 2, rel=0.1)
+@pytest.mark.parametrize(
+    ("queries", "bootstrap"),
+    [(TaskQueries.OWN, bootstrap_over_tasks), (TaskQueries.MIXED, bootstrap_over_mixes)],
+)
+def test_a_table_of_mixes_has_their_intervals_and_another_its_tasks(tmp_path, queries, bootstrap):
+    mixes = ("mix 1", "mix 2")
+    baseline, row = (dict.fromkeys(mixes, drawn(*each)) for each in ((0.5, 100, 4), (0.7, 100, 5)))
+    for system, tasks in (("BM25", baseline), ("TASER", row)):
+        write_row(tmp_path, system, tasks, split="test")
+    found = compared(tmp_path, queries=queries).queries["TASER", AVERAGE, "R@1"]
+    assert found == bootstrap(row, baseline, MEASURES)[AVERAGE, "R@1"]
 
 
 def test_a_baseline_that_is_no_row_yet(rows, tmp_path, caplog):

@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 import tiny_training
 from disks import flip, killed_at_call
-from embedding_files import embedded
 from small_world import refused, succeed
 
 from taser_jax.data.token_store.negatives import read_negatives, write_negatives
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.retrieval.bm25 import Bm25Index
-from taser_jax.retrieval.embeddings import Embeddings
+from taser_jax.retrieval.embeddings import Embeddings, write_embeddings
 from taser_jax.retrieval.index import build_index
 from taser_jax.retrieval.runs import Run, read_trec_run, write_trec_run
 from taser_jax.storage import artifacts, checksums
@@ -214,41 +213,38 @@ def test_a_large_file_is_read_once_a_change(tmp_path, monkeypatch):
         opened()
 
 
-def test_a_bucket_is_checked_too(bucket):
-    artifacts.write_json("gs://bucket/model/run.json", {"steps": 10})
-    assert artifacts.read_json("gs://bucket/model/run.json") == {"steps": 10}
-    assert checksums.verify(directory="gs://bucket/model") == 1
-    flip(bucket.folder / "bucket/model/run.json", 14)
-    os.utime(bucket.folder / "bucket/model/run.json", (0, 0))
-    with pytest.raises(DataError, match=r"run\.json: damaged .* other bytes"):
-        artifacts.read_json("gs://bucket/model/run.json")
-
-
-def test_an_object_has_no_lines_but_of_itself_and_of_the_one_before(bucket):
+def test_an_object_is_checked_by_lines_of_itself_and_of_the_one_before_alone(bucket):
     for steps in range(3):
         artifacts.write_json("gs://bucket/model/run.json", {"steps": steps})
+    assert artifacts.read_json("gs://bucket/model/run.json") == {"steps": 2}
+    assert checksums.verify(directory="gs://bucket/model") == 1
     assert len(checksums.read("gs://bucket/model")["run.json"]) == 2
-    (bucket.folder / "bucket/model/run.json").write_text('{\n  "steps": 0\n}\n')
-    with pytest.raises(DataError, match=r"run\.json: damaged"):
+    # What the first of the three was.
+    path = bucket.folder / "bucket/model/run.json"
+    path.write_text('{\n  "steps": 0\n}\n')
+    os.utime(path, (0, 0))
+    with pytest.raises(DataError, match=r"run\.json: damaged .* other bytes"):
         artifacts.read_json("gs://bucket/model/run.json")
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_embeddings_that_are_not_finite_are_refused_with_their_rows(tmp_path, value):
     rows = np.random.default_rng(0).standard_normal((40, 4)).astype(np.float32)
-    index = build_index(embedded(tmp_path / "whole", rows), tmp_path / "index")
+    write_embeddings(tmp_path / "whole", rows, {"model": "m"}, "none")
+    index = build_index(tmp_path / "whole", tmp_path / "index")
     assert (index.search(rows[:2], 40).rows >= 0).all()
     bad = rows.copy()
     bad[[3, 17], 1] = value
+    write_embeddings(tmp_path / "bad", bad, {"model": "m"}, "none")
     with pytest.raises(DataError, match=r"passage embeddings: .* in 2 rows: 3, 17"):
-        build_index(embedded(tmp_path / "bad", bad), tmp_path / "bad index")
+        build_index(tmp_path / "bad", tmp_path / "bad index")
     assert not (tmp_path / "bad index" / artifacts.METADATA).exists()
     with pytest.raises(DataError, match=r"query embeddings: .*: 3, 17"):
         index.search(bad[:20], 2)
 
 
 def test_a_damaged_shard_run_and_index_are_refused(tmp_path):
-    embedded(tmp_path / "e", np.ones((4, 2), np.float32))
+    write_embeddings(tmp_path / "e", np.ones((4, 2), np.float32), {"model": "m"}, "none")
     shard = tmp_path / "e" / "embeddings-00000-of-00001.npy"
     flip(shard)
     with pytest.raises(DataError, match=r"(?s)00001\.npy: damaged.*makes embeddings again"):

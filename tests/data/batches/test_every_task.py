@@ -2,7 +2,6 @@ import dataclasses
 
 import numpy as np
 import pytest
-import tiny_training
 
 from taser_jax.data.batches.draws import queries_of
 from taser_jax.data.batches.every_task import (
@@ -135,15 +134,6 @@ def test_total_per_device_and_devices_share_evenly(store):
     batches = stream(store, config=config, num_devices=8)
     assert sum(batches.batch_sizes.values()) == 32
     assert all(size % 8 == 0 for size in batches.batch_sizes.values())
-
-
-def test_queries_are_as_long_as_their_own_tasks_longest(store):
-    tasks = {name: store.queries(name, "train") for name in ("first", "second")}
-    short = dataclasses.replace(tasks["second"], ids=np.repeat(tasks["second"].ids, 4, axis=1))
-    config = TaskBatchingConfig(total=8, num_negatives=0)
-    batches = TaskBatchStream(store, {**tasks, "second": short}, config)
-    assert short.ids.shape[1] == 4 * tiny_training.QUERY_LENGTH
-    assert batches.batches(0)["second"].queries.ids.shape[1] == tiny_training.QUERY_LENGTH
 
 
 @pytest.mark.parametrize(

@@ -135,9 +135,12 @@ def test_every_tasks_batch_is_grouped_or_none_is(store):
     config = TaskBatchingConfig(total=32, num_negatives=2)
     plain = TaskBatchStream(store, tasks_of(store), config)
     grouped = TaskBatchStream(store, tasks_of(store), config, padding=PADDING)
+    # As long as their own task's longest, in multiples of eight.
+    assert plain.query_lengths == grouped.query_lengths == {"one": QUERY_LENGTH, "two": 8}
     shapes = set()
     for step in range(64):
         expected, batches = plain.batches(step), grouped.batches(step)
+        assert expected["two"].queries.ids.shape[1] == 8
         shapes.add(tuple(batch.sides for batch in batches.values()))
         kinds = {type(side) for b in batches.values() for side in (b.queries, b.passages)}
         assert len(kinds) == 1
