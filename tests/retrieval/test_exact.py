@@ -47,13 +47,15 @@ def test_real_numbers_against_float64(dtype):
     assert (hits.rows == rows).mean() > 0.999
 
 
-@pytest.mark.parametrize("num_queries", [1, 3, 64, 600])
+@pytest.mark.parametrize("num_queries", [0, 1, 3, 64, 600])
 def test_copies_of_a_passage_tie_wherever_they_are(num_queries):
     rng = np.random.default_rng(6)
     copied = rng.integers(0, 1000, 5003)
     passages = rng.standard_normal((1000, 96)).astype(np.float32)[copied]
     queries = rng.standard_normal((num_queries, 96)).astype(np.float32)
-    for rows in ExactSearcher(passages).search(queries, 300).rows:
+    hits = ExactSearcher(passages).search(queries, 300)
+    assert hits.rows.shape == (num_queries, 300)
+    for rows in hits.rows:
         # Copies follow each other, the lower row first: no row comes twice to the same passage.
         is_copy = np.diff(copied[rows]) == 0
         assert np.count_nonzero(~is_copy) + 1 == len({*copied[rows]})
@@ -64,11 +66,6 @@ def test_positive_and_negative_zero_tie():
     passages = np.array([[-0.0], [0.0], [-0.0]], np.float32)
     hits = ExactSearcher(passages).search(np.array([[1.0]], np.float32), 3)
     assert hits.rows.tolist() == [[0, 1, 2]]
-
-
-def test_no_queries():
-    hits = ExactSearcher(np.ones((4, 2), np.float32)).search(np.zeros((0, 2), np.float32), 3)
-    assert hits.rows.shape == (0, 3)
 
 
 def test_wrong_dimensions_and_k_are_refused():

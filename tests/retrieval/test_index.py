@@ -20,6 +20,7 @@ from taser_jax.retrieval.index import (
     open_index,
 )
 from taser_jax.retrieval.scann import ScannSearcher
+from taser_jax.storage.artifacts import METADATA
 from taser_jax.storage.errors import ConfigError, DataError, FingerprintError
 
 LIBRARIES = {IndexKind.SCANN: ScannSearcher, IndexKind.FAISS: FaissSearcher}
@@ -91,18 +92,22 @@ def test_faiss_reads_as_many_lists_as_are_probed(tmp_path, caplog):
 
 @pytest.mark.needs("faiss")
 def test_what_faiss_cannot_make_lists_of_is_named(tmp_path):
-    def build(lists):
-        config = IndexConfig(kind=IndexKind.FAISS, faiss=FaissConfig(lists=lists))
-        build_index(tmp_path / "embeddings", tmp_path / str(lists), config=config)
-
-    write(tmp_path / "embeddings")
+    config = IndexConfig(kind=IndexKind.FAISS, faiss=FaissConfig(lists=301))
     with pytest.raises(ConfigError, match="301 lists of 300 passages"):
-        build(301)
-    shutil.rmtree(tmp_path / "embeddings")
-    table = np.where(np.arange(len(TABLE))[:, None] == 7, np.float32(np.nan), TABLE)
-    write(tmp_path / "embeddings", table=table)
-    with pytest.raises(DataError, match="in 1 rows: 7"):
-        build(8)
+        build_index(write(tmp_path / "embeddings"), tmp_path / "index", config=config)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_embeddings_that_are_not_finite_are_refused_with_their_rows(tmp_path, kind, value):
+    bad, config = TABLE.copy(), IndexConfig(kind=kind)
+    bad[[3, 17], 1] = value
+    with pytest.raises(DataError, match=r"passage embeddings: .* in 2 rows: 3, 17"):
+        build_index(write(tmp_path / "bad", table=bad), tmp_path / "bad index", config=config)
+    assert not (tmp_path / "bad index" / METADATA).exists()
+    index = build_index(write(tmp_path / "whole"), tmp_path / "index", config=config)
+    with pytest.raises(DataError, match=r"query embeddings: .*: 3, 17"):
+        index.search(bad[:20], 2)
 
 
 @pytest.mark.parametrize("kind", KINDS)

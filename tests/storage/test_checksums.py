@@ -14,7 +14,6 @@ from taser_jax.data.token_store.negatives import read_negatives, write_negatives
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.retrieval.bm25 import Bm25Index
 from taser_jax.retrieval.embeddings import Embeddings, write_embeddings
-from taser_jax.retrieval.index import build_index
 from taser_jax.retrieval.runs import Run, read_trec_run, write_trec_run
 from taser_jax.storage import artifacts, checksums
 from taser_jax.storage.errors import ConfigError, DataError
@@ -225,22 +224,6 @@ def test_an_object_is_checked_by_lines_of_itself_and_of_the_one_before_alone(buc
     os.utime(path, (0, 0))
     with pytest.raises(DataError, match=r"run\.json: damaged .* other bytes"):
         artifacts.read_json("gs://bucket/model/run.json")
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_embeddings_that_are_not_finite_are_refused_with_their_rows(tmp_path, value):
-    rows = np.random.default_rng(0).standard_normal((40, 4)).astype(np.float32)
-    write_embeddings(tmp_path / "whole", rows, {"model": "m"}, "none")
-    index = build_index(tmp_path / "whole", tmp_path / "index")
-    assert (index.search(rows[:2], 40).rows >= 0).all()
-    bad = rows.copy()
-    bad[[3, 17], 1] = value
-    write_embeddings(tmp_path / "bad", bad, {"model": "m"}, "none")
-    with pytest.raises(DataError, match=r"passage embeddings: .* in 2 rows: 3, 17"):
-        build_index(tmp_path / "bad", tmp_path / "bad index")
-    assert not (tmp_path / "bad index" / artifacts.METADATA).exists()
-    with pytest.raises(DataError, match=r"query embeddings: .*: 3, 17"):
-        index.search(bad[:20], 2)
 
 
 def test_a_damaged_shard_run_and_index_are_refused(tmp_path):

@@ -209,8 +209,6 @@ def test_fingerprint_follows_data_and_configuration(toy):
 def test_bad_data_is_named(toy, tmp_path):
     store, tasks = toy
     nq = tasks["nq"]
-    with pytest.raises(ConfigError, match="did you mean trec"):
-        BatchStream(store, tasks, with_config(rates={"terc": 2.0}))
     far = nq.with_hard_negatives(Ragged.from_lists([[]] * 7 + [[NUM_PASSAGES]] + [[]] * 42))
     with pytest.raises(DataError, match=r"hard_negatives of query 'nq-7': passage row 40"):
         BatchStream(store, {"nq": far}, with_config(rates={}))

@@ -162,6 +162,7 @@ def test_a_name_or_folder_that_cannot_be(tmp_path, prepare_here):
         ({"queries": {"t": {"train": "q.tsv", "train+test": "q.tsv"}}}, "splits train, train"),
         ({"passages": None}, "neither a folder nor a file of passages is given"),
         ({"entity_tasks": ("aida",)}, "entity_tasks: it names 'aida'; the tasks are t"),
+        ({"split_by_page": ("sett",)}, "split_by_page: it names 'sett'; the tasks are t"),
         ({"task_shares": {"t": {"train": 1.0}}}, "shares {'train': 1.0}"),
         ({"distractors": 2.0}, "1 or less"),
         ({"validation_last": 5, "split_groups": {"t": "^."}}, "validation_last, whose questions"),

@@ -6,7 +6,7 @@ import pathlib
 import pytest
 from written_files import write_all
 
-from taser_jax.data.prepare.detection import detect, given_passages
+from taser_jax.data.prepare.detection import detect
 from taser_jax.storage.errors import ConfigError
 
 PASSAGES = "id\ttext\ttitle\np1\tsome text\tA title\n"
@@ -162,14 +162,6 @@ def test_tables_of_a_cloned_data_set_are_beside_its_card(tmp_path, name):
     # Of a site's pages the tables are another matter.
     folder = write_all(tmp_path / "faq", {"page.md": "text"})
     assert detect(folder).passages == (str(folder),)
-
-
-def test_judgements_are_no_text(tmp_path, caplog):
-    files = {"a.txt": "x", "b/qrels.txt": "1|2|1", "c.csv": "day,url\n1,\tx\ty\n"}
-    [found] = given_passages(write_all(tmp_path / "notes", files))
-    assert found.text == "x"
-    assert "b/qrels.txt: the passages are those of .txt," in caplog.text
-    assert "c.csv is left out: no columns" in caplog.text
 
 
 def test_a_folder_of_texts_is_walked_once(tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ def test_text_without_spaces_is_cut_by_letters(prepare_notes):
     assert [passage.text for passage in store] == texts
 
 
-def test_a_folder_of_text_files(prepare_notes):
+def test_a_folder_of_text_files(prepare_notes, caplog):
     long = " ".join(f"word{n}" for n in range(7))
     files = {
         "a b.txt": f"one two\n\nthree\n\n{long}\n",
@@ -34,6 +34,9 @@ def test_a_folder_of_text_files(prepare_notes):
         "__MACOSX/._page.html": "\0",
         "results/decided.gin": "",
         "results/export/README.md": "a model",
+        # Judgements and tables are no text.
+        "b/qrels.txt": "1|2|1",
+        "c.csv": "day,url\n1,\tx\ty\n",
     }
     prepared, store = prepare_notes(files, passage_words=5)
     passages = {passage.id: (passage.title, passage.text, passage.page_id) for passage in store}
@@ -56,6 +59,8 @@ def test_a_folder_of_text_files(prepare_notes):
         "page.html#0": ("The title", "Head one & two three", "page.html"),
     }
     assert prepared.left_out == {"empty passages": 1}
+    assert "b/qrels.txt: the passages are those of .txt," in caplog.text
+    assert "c.csv is left out: no columns" in caplog.text
 
 
 def test_html_as_people_write_it(prepare_notes):

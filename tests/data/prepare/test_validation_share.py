@@ -1,4 +1,4 @@
-"""A validation split carved out of the training queries, and what is listed of incomplete files."""
+"""A validation split carved out of the training queries, and files divided by their questions."""
 
 import itertools
 
@@ -6,7 +6,6 @@ import pytest
 from written_files import beir, write
 
 from taser_jax.data.collections.store import list_tasks
-from taser_jax.data.prepare.collection import left_out_directory
 from taser_jax.data.prepare.mapping import WITHOUT_POSITIVE
 from taser_jax.data.prepare.splits import divide_by_positives
 from taser_jax.storage.errors import ConfigError
@@ -125,11 +124,6 @@ def test_a_share_of_training_becomes_validation(tmp_path, prepared, queries_of):
     lacks = {WITHOUT_POSITIVE: 1}
     counts = {split.split: split.left_out for split in splits}
     assert counts == {"train": lacks, "validation": {}, "test": lacks}
-    listed = (left_out_directory(tmp_path / "data", "c") / "t.train.txt").read_text()
-    assert listed == f"{tmp_path}/beir/queries.jsonl:60, question 'query q59': without a positive\n"
-    # Without the share, the validation queries that are left would be training queries, too.
-    with pytest.raises(ConfigError, match="queries/t/validation: validation queries of an earlier"):
-        prepared(60, "train", "test")
 
 
 def test_a_validation_split_of_the_files_stays(prepared):

@@ -78,16 +78,8 @@ def test_a_store_is_unfinished_until_its_end_and_then_nothing_is_written_into_it
         TokenStore.open(tmp_path / "nowhere")
 
 
-@pytest.mark.parametrize("version", [1, 3])
-def test_texts_that_became_tokens_otherwise_are_refused(tmp_path, version):
-    write(tmp_path).finish()
-    metadata = json.loads((tmp_path / "metadata.json").read_text())
-    metadata |= {"preprocessing_version": version}
-    (tmp_path / "checksums.txt").unlink()
-    (tmp_path / "metadata.json").write_text(json.dumps(metadata))
-    match = rf"(?s)'preprocessing_version': .* by version {version} .*version 2.*replace="
-    with pytest.raises(DataError, match=match):
-        TokenStore.open(tmp_path)
+# Of texts that became tokens otherwise.
+OTHERWISE = "(?s)'preprocessing_version': .* by version {} .*version 2.*replace="
 
 
 @pytest.mark.parametrize(
@@ -97,12 +89,17 @@ def test_texts_that_became_tokens_otherwise_are_refused(tmp_path, version):
         ("metadata.json", b"{", r"metadata\.json: not JSON"),
         ("metadata.json", b'{"format_version": 1}', "missing required field 'collection'"),
         ("metadata.json", b'{"format_version": 99}', "format version 99"),
+        ("metadata.json", {"preprocessing_version": 1}, OTHERWISE.format(1)),
+        ("metadata.json", {"preprocessing_version": 3}, OTHERWISE.format(3)),
     ],
 )
-def test_damaged_files(tmp_path, file, content, message):
+def test_damaged_or_foreign_files(tmp_path, file, content, message):
+    path = tmp_path / file
     write(tmp_path).finish()
     (tmp_path / "checksums.txt").unlink()
-    (tmp_path / file).write_bytes(content)
+    if isinstance(content, dict):
+        content = json.dumps(json.loads(path.read_text()) | content).encode()
+    path.write_bytes(content)
     with pytest.raises(DataError, match=message):
         TokenStore.open(tmp_path)
 
