@@ -4,10 +4,10 @@ import json
 import pathlib
 
 import pytest
+import recipes
 import written_files
-from bert_checkpoints import write_with_vocabulary
-from script_calls import run_python, run_script, write_hits
-from small_world import figures, gin, succeed
+from bert_checkpoints import write_checkpoint
+from script_calls import load_script, run_python, run_script, write_hits
 
 pytestmark = pytest.mark.slow
 
@@ -32,12 +32,6 @@ def write(folder: pathlib.Path, rows: dict[str, int], *, seeds: int) -> None:
             hits = {"nq": count, "squad": count}
             directory = folder / "out" / f"seed-{seed}"
             write_hits(directory, system, hits, measures=MEASURES, parameters=parameters)
-
-
-def claims_of(folder: pathlib.Path) -> str:
-    """claims.md of the values that are there."""
-    run_python("open_qa/claims.py", folder / "out")
-    return (folder / "out" / "claims.md").read_text()
 
 
 def cells(text: str, block: str, claim: str) -> list[str]:
@@ -86,7 +80,8 @@ def test_every_claim_has_its_effect_and_intervals(tmp_path):
 def test_from_pretrained_weights_level_with_dpr_is_enough(tmp_path):
     rows = {"Pretrained, untrained": 4, "Shared (BM25 negatives)": 5, "Shared (mined negatives)": 6}
     write(tmp_path, ROWS | rows, seeds=2)
-    text = claims_of(tmp_path)
+    run_python("open_qa/claims.py", tmp_path / "out")
+    text = (tmp_path / "out" / "claims.md").read_text()
     assert cells(text, "R@20, average", "TASER Det-R over DPR, non-inferiority")[5] == "2"
     findings = json.loads((tmp_path / "out" / "claims.json").read_text())
     assert {finding["number"] for finding in findings} == {None}
@@ -94,22 +89,14 @@ def test_from_pretrained_weights_level_with_dpr_is_enough(tmp_path):
     assert findings[0]["command"].endswith("claims.sh SOURCE_DIR OUTPUT_DIR PRETRAINED")
 
 
-@pytest.mark.release
-def test_its_recipe_trains_every_router(small_world, tmp_path):
-    vocabulary = small_world.root / "vocabulary"
-    checkpoint = write_with_vocabulary(tmp_path / "minilm", vocabulary, num_layers=3)
-    output = tmp_path / "out" / "seed-0"
-    succeed(
-        *("pipeline", "taser", "--gin_file=runs/open_qa_pretrained.gin"),
-        "--gin_file=runs/taser_claims.gin",
-        *gin(DATA_DIR=small_world.data_dir, TOKEN_STORE=small_world.token_store, TASKS=["code"]),
-        *gin(OUTPUT_DIR=output, PRETRAINED=checkpoint, TRAIN_STEPS=1, WARMUP_STEPS=0),
-        *gin(BATCH_SIZE=16, EVAL_PERIOD=0, CHECKPOINT_PERIOD=100),
-        *gin("EvaluationConfig", judge="qrels"),
-        "--gin.pipeline_taser.rounds=1",
-    )
-    rows = [row["system"] for row in figures(output) if row["task"] == "average"]
-    systems = ("DPR", "Shared", "TASER Det-R")
-    systems += ("TASER Seq-R", "TASER Seq-R, token mean", "TASER Tok-R")
-    assert rows[2:8] == [f"{system} (BM25 negatives)" for system in systems]
-    assert "(c) TASER Det-R + BM25 over BM25" in claims_of(tmp_path)
+def test_its_recipe_has_the_systems_that_it_compares(tmp_path):
+    checkpoint, _ = write_checkpoint(tmp_path, num_hidden_layers=3)
+    files = ("runs/open_qa_pretrained.gin", "runs/taser_claims.gin")
+    systems = recipes.value("pipeline taser", "systems", *files, PRETRAINED=str(checkpoint))
+    script = load_script("open_qa/claims.py")
+    assert list(systems) == [script.DPR, script.SHARED, script.DET_R, *script.LEARNED]
+    experts = [system.model.experts for system in systems.values()]
+    assert [each.num_experts for each in experts] == [1, 1, 2, 2, 2, 2]
+    assert [each.routing.value for each in experts[2:]] == [
+        *("deterministic", "sequence", "sequence", "token")
+    ]

@@ -3,13 +3,14 @@
 import json
 
 import pytest
-from bert_checkpoints import write_with_vocabulary
-from script_calls import run_script, write_hits
-from small_world import figures, gin, succeed
+import recipes
+from bert_checkpoints import write_checkpoint
+from script_calls import load_script, run_script, write_hits
 from written_files import beir, write
 
-from taser_jax.assembly.model_directory import load_model
-from taser_jax.models.parameters import parameter_count
+from taser_jax.commands.pipelines.retrieval_stages import row_name
+from taser_jax.models.dual_encoder import DualEncoder
+from taser_jax.models.parameters import abstract_params, parameter_count
 
 pytestmark = pytest.mark.slow
 
@@ -87,26 +88,19 @@ def test_claim_11_is_about_the_worst_task(tmp_path):
     assert "| 11. One fine-tuned retriever reaches BM25 on every task | +10.0 |" in table
 
 
-@pytest.mark.release
-def test_its_recipe_trains_both_models_from_the_pretrained_one(small_world, tmp_path):
-    vocabulary = small_world.root / "vocabulary"
-    checkpoint = write_with_vocabulary(tmp_path / "minilm", vocabulary, num_layers=6)
-    succeed(
-        *("pipeline", "taser", "--gin_file=runs/yardstick.gin"),
-        *gin(DATA_DIR=small_world.data_dir, TOKEN_STORE=small_world.token_store),
-        *gin(OUTPUT_DIR=tmp_path / "out", PRETRAINED=checkpoint, TRAIN_STEPS=1, WARMUP_STEPS=0),
-        # Its rates are of other tasks, and its buckets of longer passages.
-        *gin("TrainingConfig", length_buckets=[16], states_dir=str(tmp_path / "states")),
-        *gin(BATCH_SIZE=16),
-        *gin("BatchingConfig", rates={}),
-    )
-    assert [row["system"] for row in figures(tmp_path / "out") if row["task"] == "average"] == [
-        *("BM25", "MiniLM, untrained"),
-        *(TASER, "Shared (negatives of BM25 and MiniLM, untrained)"),
-        *("Shared + BM25", "TASER + BM25"),
-    ]
-    shared, taser = (
-        parameter_count(load_model(tmp_path / "out" / system / "model").params)
-        for system in ("shared-1", "taser-1")
-    )
-    assert taser > shared
+def test_its_recipe_has_the_rows_of_the_table(tmp_path):
+    checkpoint, _ = write_checkpoint(tmp_path, num_hidden_layers=6)
+
+    def value(parameter):
+        files = ("runs/yardstick.gin",)
+        return recipes.value("pipeline taser", parameter, *files, PRETRAINED=str(checkpoint))
+
+    systems, untrained = value("systems"), value("untrained_systems")
+    dense = {row_name(name, value("rounds"), value("first_negatives")) for name in systems}
+    hybrid = {f"{name} + BM25" for name in value("hybrid_systems")}
+    assert {"BM25", *untrained, *dense, *hybrid} == set(load_script("yardstick/table.py").ROWS)
+    sizes = {
+        name: parameter_count(abstract_params(DualEncoder(system.model)))
+        for name, system in systems.items()
+    }
+    assert sizes["TASER"] > sizes["Shared"]
