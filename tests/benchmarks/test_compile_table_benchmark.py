@@ -11,13 +11,11 @@ from written_files import write
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def benchmark():
-    return load_script("compile_table.py")
+benchmark = load_script("compile_table.py")
 
 
 @pytest.fixture
-def compile_row(benchmark, tmp_path, monkeypatch):
+def compile_row(tmp_path, monkeypatch):
     """Compiles the first row, where `taser compile` ends with a status and may leave a report."""
 
     def compile_row(status, fits, told):
@@ -38,7 +36,7 @@ def compile_row(benchmark, tmp_path, monkeypatch):
     [(0, True, "", 1), (2, False, "TrainingConfig.num_chunks=8", 3)],
 )
 def test_a_step_that_fits_and_one_that_does_not(
-    benchmark, compile_row, tmp_path, status, fits, told, attempts
+    compile_row, tmp_path, status, fits, told, attempts
 ):
     compile_row(status, fits, told)
     row_file = tmp_path / benchmark.ROWS[0].name / "row.json"
@@ -56,7 +54,7 @@ def test_a_step_that_fits_and_one_that_does_not(
         (-6, None),
     ],
 )
-def test_any_other_end_leaves_no_row(benchmark, compile_row, tmp_path, status, fits):
+def test_any_other_end_leaves_no_row(compile_row, tmp_path, status, fits):
     # Of an earlier run, and not of this one.
     report = write(tmp_path / benchmark.ROWS[0].name / "report.json", '{"fits": false}')
     with pytest.raises(SystemExit, match="why"):
@@ -64,7 +62,7 @@ def test_any_other_end_leaves_no_row(benchmark, compile_row, tmp_path, status, f
     assert not report.with_name("row.json").exists()
 
 
-def test_a_row_of_the_table(benchmark, tmp_path):
+def test_a_row_of_the_table(tmp_path):
     row = benchmark.Row("taser", 256, "v5e:2x4")
     attempt = {"num_chunks": 2, "fits": True, "seconds": 60.0}
     report = {

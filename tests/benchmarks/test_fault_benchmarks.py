@@ -5,9 +5,11 @@ import sys
 import numpy as np
 import pytest
 from script_calls import load_script
-from written_files import write_all
+from written_files import contents, write_all
 
 from taser_jax.storage.artifacts import write_json
+
+faults = load_script("faults.py")
 
 # A host that says where it is, and loses the other one if that dies.
 HOST = """
@@ -37,16 +39,14 @@ def test_a_host_is_killed_in_a_stage_and_the_other_ends_by_itself(tmp_path, monk
 
 
 def test_damage_is_one_bit_and_forgotten_stages(tmp_path):
-    faults = load_script("faults.py")
     files = {f"out/stages/{name}.json": "" for name in "abc"} | {"data/numbers": bytes(100)}
     write_all(tmp_path, files)
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    before = contents(tmp_path)
     job = faults.Job(lambda world: [], "out", ["data"])
     told = faults.damage(tmp_path, job, np.random.default_rng(1), flips=True)
-    after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    changed = [path for path in after if after[path] != before[path]]
-    assert [path.name for path in changed] == ["numbers"]
-    assert sum(byte.bit_count() for byte in after[changed[0]]) == 1
+    after = contents(tmp_path)
+    assert [name for name in after if after[name] != before[name]] == ["data/numbers"]
+    assert sum(byte.bit_count() for byte in after["data/numbers"]) == 1
     assert told.startswith(f"{len(after) - 1} stages kept, byte ")
     assert told.endswith(" of data/numbers")
 
@@ -78,7 +78,6 @@ FLIP = {"kind": "flip", "last": 0, "verify": 0, "same": True, "restored": True, 
     ],
 )
 def test_what_is_a_trial_and_how_it_is_judged(line, is_trial, is_right):
-    faults = load_script("faults.py")
     if is_trial is not None:
         assert faults.counts(line) is is_trial
         rows = faults.table([{"first": None, "orphans": [], **line}]).splitlines()
@@ -106,7 +105,6 @@ checksums._compared_files = lambda root: [(root, None)]
 
 
 def test_without_checksums_the_harness_reports_wrong_results(tmp_path):
-    faults = load_script("faults.py")
     write_all(tmp_path / "modules", {"sitecustomize.py": UNCHECKED})
 
     def make(world):

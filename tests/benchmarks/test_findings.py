@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import re
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -12,10 +11,7 @@ from script_calls import REPOSITORY, load_script, run_python
 
 from taser_jax.evaluation.metrics import Evaluation
 
-
-@pytest.fixture(scope="module")
-def claims() -> ModuleType:
-    return load_script("claims.py")
+claims = load_script("claims.py")
 
 
 def evaluation(values, prefix: str = "q") -> Evaluation:
@@ -52,7 +48,7 @@ NOTHING = (0, 0, 0, 0)
         (-2.0, (-2.8, -1.2), (-3.0, -1.0), -1.0, 3, "refuted"),
     ],
 )
-def test_verdicts(claims, effect, queries, seeds, smallest, planned, expected):
+def test_verdicts(effect, queries, seeds, smallest, planned, expected):
     verdict = claims.verdict(
         effect,
         claims.Interval(*queries, 0.5),
@@ -64,7 +60,7 @@ def test_verdicts(claims, effect, queries, seeds, smallest, planned, expected):
     assert verdict == expected
 
 
-def test_the_numbered_claims_are_those_of_the_page(claims):
+def test_the_numbered_claims_are_those_of_the_page():
     page = (REPOSITORY / "docs" / "claims.md").read_text(encoding="utf-8")
     lines = re.findall(r"^\| (\d+) \| (.+) \|$", page, re.MULTILINE)
     assert [int(number) for number, _ in lines] == list(claims.REGISTERED) == [*range(1, 12)]
@@ -80,7 +76,7 @@ def test_the_numbered_claims_are_those_of_the_page(claims):
         assert line.smallest == float(smallest.replace("−", "-").removesuffix(" (margin)"))
 
 
-def test_one_pair_by_hand(claims):
+def test_one_pair_by_hand():
     """A query in four gains: how many of four drawn ones do is binomial."""
     pair = claims.Pair("a over b", row((1, 1, 0, 0)), row((0, 1, 0, 0)))
     [finding] = claims.find([claims.Claim("a is ahead", [pair])], "R@20", command="run.sh")
@@ -92,7 +88,7 @@ def test_one_pair_by_hand(claims):
     assert (finding.seeds, finding.verdict, finding.tasks) == (1, "undecided", {"nq": 25.0})
 
 
-def test_mixes_of_the_same_queries_are_no_more_queries(claims):
+def test_mixes_of_the_same_queries_are_no_more_queries():
     """As one pair by hand: twice the same four queries are four."""
     rows = {
         name: {0: dict.fromkeys(("mix 1", "mix 2"), evaluation(values))}
@@ -108,7 +104,7 @@ def test_mixes_of_the_same_queries_are_no_more_queries(claims):
     assert narrower.over_queries.high < 75
 
 
-def test_the_mean_of_pairs_averages_each_querys_differences(claims):
+def test_the_mean_of_pairs_averages_each_querys_differences():
     pairs = [
         claims.Pair("a", row((1, 1, 0, 0), (1, 0, 0, 0)), row(NOTHING, NOTHING)),
         claims.Pair("b", row((1, 0, 0, 0), (0, 0, 0, 0)), row((0, 1, 0, 0), (0, 1, 0, 0))),
@@ -127,7 +123,7 @@ def test_the_mean_of_pairs_averages_each_querys_differences(claims):
     assert ends == pytest.approx(expected_ends, abs=1e-9)
 
 
-def test_the_smallest_of_several_effects_counts(claims):
+def test_the_smallest_of_several_effects_counts():
     """Here on different tasks, as in the claim about the worst one."""
     pairs = [
         claims.Pair("on nq", row((1, 1, 1, 0), task="nq"), row(NOTHING, task="nq")),
@@ -141,9 +137,10 @@ def test_the_smallest_of_several_effects_counts(claims):
     assert (other.rows, other.effect, other.verdict) == ("on nq", 75.0, "shown")
 
 
-def random_rows(generator: np.random.Generator) -> list[dict[int, dict[str, Evaluation]]]:
-    """A row with 60% of hits and one with 50%, of three seeds and two tasks."""
-    return [
+def test_over_seeds_is_scipys_paired_test_of_the_seeds_means():
+    """Of a row with 60% of hits and one with 50%, of three seeds and two tasks."""
+    generator = np.random.default_rng(5)
+    first, second = [
         {
             seed: {
                 task: evaluation(generator.random(count) < share, prefix=task)
@@ -153,10 +150,6 @@ def random_rows(generator: np.random.Generator) -> list[dict[int, dict[str, Eval
         }
         for share in (0.6, 0.5)
     ]
-
-
-def test_over_seeds_is_scipys_paired_test_of_the_seeds_means(claims):
-    first, second = random_rows(np.random.default_rng(5))
     claim = claims.Claim("a", [claims.Pair("a", first, second)])
     [finding] = claims.find([claim], "R@20", command="run.sh")
     means = [
@@ -171,7 +164,7 @@ def test_over_seeds_is_scipys_paired_test_of_the_seeds_means(claims):
     assert finding.over_seeds.p_value == pytest.approx(expected.pvalue)
 
 
-def test_the_eleven_lines_come_from_the_files_alone(claims, tmp_path):
+def test_the_eleven_lines_come_from_the_files_alone(tmp_path):
     """Of claims 3 and 1, in this order, and of one beside them."""
     for name in ("open_qa", "kilt_mini"):
         (tmp_path / "results" / name).mkdir(parents=True)
@@ -193,8 +186,7 @@ def test_the_eleven_lines_come_from_the_files_alone(claims, tmp_path):
     assert (beside["number"], beside["headline"], of_first["over_seeds"]) == (None, False, None)
     claims.write_json([], tmp_path / "results" / "kilt_mini" / "claims.json")
     figure = tmp_path / "claims.png"
-    printed = run_python("opening.py", tmp_path / "results", f"--figure={figure}")
-    lines = printed.splitlines()[2:]
+    lines = run_python("opening.py", tmp_path / "results", f"--figure={figure}").splitlines()[2:]
     assert [int(line.split(".")[0].removeprefix("| ")) for line in lines] == [*range(1, 12)]
     assert [line.split(" | ")[-2] for line in lines] == [
         *("refuted", "not run yet", "undecided"),

@@ -10,10 +10,7 @@ from script_calls import load_script
 
 from taser_jax.data.prepare.detection import detect
 
-
-@pytest.fixture(scope="module")
-def never_worse() -> Any:
-    return load_script("never_worse.py")
+never_worse = load_script("never_worse.py")
 
 
 @pytest.fixture
@@ -21,7 +18,7 @@ def kilt_mini(tmp_path) -> pathlib.Path:
     return written_files.kilt_mini(tmp_path / "data" / "kilt_mini", queries=20)
 
 
-def written(never_worse: Any, folder: pathlib.Path, data: Any, size: int | None) -> dict[str, set]:
+def written(folder: pathlib.Path, data: Any, size: int | None) -> dict[str, set]:
     counts = never_worse.write_cell(data, folder, size=size, passages=24)
     assert detect(folder).passages == (str(folder / "corpus.jsonl"),)
     corpus = [json.loads(line) for line in (folder / "corpus.jsonl").read_text().splitlines()]
@@ -34,17 +31,15 @@ def written(never_worse: Any, folder: pathlib.Path, data: Any, size: int | None)
     return ids_by_part
 
 
-def test_cells_of_a_set_share_passages_and_smaller_draws_are_parts(
-    never_worse, kilt_mini, tmp_path
-):
+def test_cells_of_a_set_share_passages_and_smaller_draws_are_parts(kilt_mini, tmp_path):
     data = never_worse.read_set(kilt_mini.parent, "fm2", train=99, test=99)
     assert not data.queries["train"].keys() & data.queries["test"].keys()
     assert len(data.queries["train"]) + len(data.queries["test"]) == 20
     few = never_worse.read_set(kilt_mini.parent, "fm2", train=3, test=2)
     assert [len(few.queries[split]) for split in ("train", "test")] == [3, 2]
     assert few.queries["train"].keys() < data.queries["train"].keys()
-    small = written(never_worse, tmp_path / "small", data, 4)
-    large = written(never_worse, tmp_path / "large", data, None)
+    small = written(tmp_path / "small", data, 4)
+    large = written(tmp_path / "large", data, None)
     assert len(small["train"]) == 4
     assert small["train"] < large["train"]
     assert small["test"] == large["test"]
@@ -54,7 +49,7 @@ def test_cells_of_a_set_share_passages_and_smaller_draws_are_parts(
     assert {f"{n}" for n in range(20)} < small["passages"]
 
 
-def test_a_finished_cell_is_not_run_again(never_worse, kilt_mini, tmp_path, monkeypatch, capsys):
+def test_a_finished_cell_is_not_run_again(kilt_mini, tmp_path, monkeypatch, capsys):
     runs: list[int | None] = []
 
     def run_cell(data: Any, root: pathlib.Path, *, size: int | None, options: Any) -> dict:
@@ -90,7 +85,7 @@ def test_a_finished_cell_is_not_run_again(never_worse, kilt_mini, tmp_path, monk
     assert claims["above on average"] == {"holds": True, "mean": 0.01, "cells": 1}
 
 
-def test_a_loss_beyond_noise_breaks_the_claim(never_worse):
+def test_a_loss_beyond_noise_breaks_the_claim():
     cells = {
         "fm2-50": {"difference": -0.02, "low": -0.03, "high": -0.01},
         "fm2-150": {"difference": 0.01, "low": -0.02, "high": 0.04},

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 from script_calls import load_script
-from written_files import write
+from written_files import contents, write
 
 # Replaces a file by another, whose content it syncs or not, and then syncs the folder.
 PROGRAM = """
@@ -23,9 +23,7 @@ os.fsync(handle)
 """
 
 
-@pytest.fixture(scope="module")
-def power_cuts():
-    return load_script("power_cuts.py")
+power_cuts = load_script("power_cuts.py")
 
 
 def content(disk: pathlib.Path) -> str:
@@ -41,7 +39,7 @@ def before(tmp_path):
 @pytest.mark.parametrize(
     ("how", "expected"), [("synced", {"old", "new"}), ("unsynced", {"old", "nothing"})]
 )
-def test_a_rename_without_fsync_is_noticed(power_cuts, before, tmp_path, how, expected):
+def test_a_rename_without_fsync_is_noticed(before, tmp_path, how, expected):
     shutil.copytree(before, tmp_path / "folder")
     command = [sys.executable, "-c", PROGRAM, str(tmp_path / "folder"), how]
     notes = power_cuts.recorded(command, tmp_path / "folder", tmp_path / "notes")
@@ -52,7 +50,7 @@ def test_a_rename_without_fsync_is_noticed(power_cuts, before, tmp_path, how, ex
     assert outcomes == {"synced names": expected, "all names": expected}
 
 
-def test_names_that_were_not_synced_are_lost(power_cuts, before, tmp_path):
+def test_names_that_were_not_synced_are_lost(before, tmp_path):
     """A name reaches the disk with its folder, and the folder with the one above it."""
     whole = write(tmp_path / "copy", "new")
     root = pathlib.Path("/world")
@@ -67,15 +65,14 @@ def test_names_that_were_not_synced_are_lost(power_cuts, before, tmp_path):
         ("rename", "/world/a", "/world/b"),
     ]
 
-    def files(count: int, *, all_names: bool) -> dict[str, str]:
+    def files(count: int, *, all_names: bool) -> dict[str, bytes]:
         target = tmp_path / f"{count}{all_names}"
         power_cuts.Disk(root, before).play(notes[:count]).write(target, all_names=all_names)
-        paths = (path for path in target.rglob("*") if path.is_file())
-        return {str(path.relative_to(target)): path.read_text() for path in paths}
+        return contents(target)
 
-    assert files(2, all_names=True) == {"name": "old", "a/name": ""}
-    assert files(4, all_names=False) == {"name": "old"}
-    assert files(5, all_names=True) == {"name": "new", "a/name": "old"}
-    assert files(5, all_names=False) == {"name": "old"}
-    assert files(6, all_names=False) == {"name": "new", "a/name": "new"}
-    assert files(8, all_names=True) == {"name": "new"}
+    assert files(2, all_names=True) == {"name": b"old", "a/name": b""}
+    assert files(4, all_names=False) == {"name": b"old"}
+    assert files(5, all_names=True) == {"name": b"new", "a/name": b"old"}
+    assert files(5, all_names=False) == {"name": b"old"}
+    assert files(6, all_names=False) == {"name": b"new", "a/name": b"new"}
+    assert files(8, all_names=True) == {"name": b"new"}

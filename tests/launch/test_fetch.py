@@ -8,7 +8,7 @@ import sys
 import _fetch
 import pytest
 from launch_stubs import LAUNCH
-from written_files import write
+from written_files import contents, write
 
 pytestmark = pytest.mark.slow
 
@@ -31,15 +31,11 @@ def store(tmp_path) -> pathlib.Path:
     return tmp_path / "tokens"
 
 
-def content(root: pathlib.Path) -> dict[str, bytes]:
-    return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
-
-
 def test_arrays_that_are_there_are_not_copied_again(tmp_path, store, capsys):
     for copied in (4, 0):
         assert fetch(store, tmp_path / "data") == 0
         assert capsys.readouterr().out.startswith(f"{copied} files copied")
-    assert content(tmp_path / "data") == content(store)
+    assert contents(tmp_path / "data") == contents(store)
 
 
 def test_a_store_made_again_is_copied_again_and_copying_that_was_cut_off_resumes(tmp_path, store):
@@ -55,7 +51,7 @@ def test_a_store_made_again_is_copied_again_and_copying_that_was_cut_off_resumes
     copied = (data / "passages" / "ids.npy").stat().st_mtime_ns
     assert fetch(store, data) == 0
     assert (data / "passages" / "ids.npy").stat().st_mtime_ns == copied
-    assert content(data) == content(store)
+    assert contents(data) == contents(store)
 
 
 def test_a_full_disk_is_named(tmp_path, store, capsys):
