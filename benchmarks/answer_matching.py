@@ -40,8 +40,7 @@ def main() -> None:
 
     seconds = {}
     matcher = AnswerMatcher(
-        lambda asked: [texts[row] for row in asked],
-        match=AnswerMatch(arguments.match),
+        lambda asked: [texts[row] for row in asked], match=AnswerMatch(arguments.match)
     )
     for name in ("cold", "warm"):
         start = time.perf_counter()

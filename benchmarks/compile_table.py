@@ -119,13 +119,7 @@ def compile_row(row: Row, results: pathlib.Path, *, effort: str, padding: str) -
     directory.mkdir(parents=True, exist_ok=True)
     for _ in range(MOST_ATTEMPTS):
         command = [
-            *(
-                sys.executable,
-                "-m",
-                "taser_jax.cli.main",
-                "compile",
-                f"--topology={row.topology}",
-            ),
+            *(sys.executable, "-m", "taser_jax.cli.main", "compile", f"--topology={row.topology}"),
             f"--gin_file=runs/{row.model}_base.gin",
             f"--gin.BATCH_SIZE={row.batch}",
             f"--gin.TrainingConfig.num_chunks={chunks}",

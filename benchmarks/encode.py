@@ -32,14 +32,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from side_by_side import (
-    bert_config,
-    in_turns,
-    machine,
-    matmul_peak,
-    parse_with_presets,
-    show,
-)
+from side_by_side import bert_config, in_turns, machine, matmul_peak, parse_with_presets, show
 
 from taser_jax.data.token_store.arrays import TokenArray
 from taser_jax.interop.bert import bert_leaves

@@ -112,8 +112,7 @@ def _pairs(data: never_worse.Data, folder: pathlib.Path) -> None:
 def _faq(data: never_worse.Data, folder: pathlib.Path) -> None:
     rows = [*pairs_of(data, "train"), *pairs_of(data, "test")]
     write_csv(
-        folder / "faq.csv",
-        [{"question": row["anchor"], "answer": row["positive"]} for row in rows],
+        folder / "faq.csv", [{"question": row["anchor"], "answer": row["positive"]} for row in rows]
     )
 
 

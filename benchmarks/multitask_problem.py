@@ -158,8 +158,7 @@ class Problem:
         return MultitaskConfig(
             combiner=Combiner(method),
             tsage=TSageConfig(
-                burn_in_share=0.0,
-                median_over=MedianOver(self.arguments.median_over),
+                burn_in_share=0.0, median_over=MedianOver(self.arguments.median_over)
             ),
         )
 

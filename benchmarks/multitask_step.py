@@ -234,10 +234,7 @@ def measure_steps(
             "state_bytes": training.state_bytes,
             "scratch_bytes": training.compiled.memory_analysis().temp_size_in_bytes,
             "traffic_bytes": traffic_bytes(
-                method,
-                tasks=len(problem.batches),
-                parameters=problem.num_parameters,
-                passes=passes,
+                method, tasks=len(problem.batches), parameters=problem.num_parameters, passes=passes
             ),
         }
         traffic = figure["traffic_bytes"] / rate

@@ -37,11 +37,7 @@ def compiled_figure(
     )
     step = problem.step(method, state_shardings=shardings)
     compiled = compile_step(
-        step,
-        jax.tree.map(_placed, state, shardings),
-        batches,
-        mesh=partitioner.mesh,
-        effort=effort,
+        step, jax.tree.map(_placed, state, shardings), batches, mesh=partitioner.mesh, effort=effort
     )
     return _figure(compiled, problem, method, topology)
 

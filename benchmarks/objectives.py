@@ -128,8 +128,7 @@ def setting(
 def objective_of(row: str, dim: int) -> ObjectiveConfig:
     """A row's objective, for a model with so many dimensions."""
     return ObjectiveConfig(
-        temperature=TEMPERATURE,
-        matryoshka_dims=(FEW, 2 * FEW, dim) if row == MATRYOSHKA else (),
+        temperature=TEMPERATURE, matryoshka_dims=(FEW, 2 * FEW, dim) if row == MATRYOSHKA else ()
     )
 
 

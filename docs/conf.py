@@ -19,12 +19,7 @@ sys.modules["triton"] = None  # type: ignore[assignment]
 project = "taser_jax"
 author = copyright = "The taser_jax authors"
 release = version = taser_jax.__version__
-extensions = [
-    "myst_parser",
-    "sphinx.ext.apidoc",
-    "sphinx.ext.autodoc",
-    "sphinx.ext.napoleon",
-]
+extensions = ["myst_parser", "sphinx.ext.apidoc", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["api/generated/modules.rst"]
 html_theme = "furo"
 html_title = f"taser_jax {release}"

@@ -70,10 +70,7 @@ class Worlds:
             return directory
         shutil.copytree(self._made(World(world - 1)), directory)
         prepare = f"{PREPARE} --gin.VALIDATION_SHARE=0.2"
-        steps = {
-            World.TOKENS: [prepare, f"{TOKENIZE} --gin.VOCAB_SIZE=120"],
-            World.MODEL: [TRAIN],
-        }
+        steps = {World.TOKENS: [prepare, f"{TOKENIZE} --gin.VOCAB_SIZE=120"], World.MODEL: [TRAIN]}
         with contextlib.chdir(directory):
             _succeed(steps[world])
         return directory

@@ -202,11 +202,7 @@ def interrupt(number: int = signal.SIGINT) -> None:
 
 
 SLIPS = (
-    Slip(
-        "A BEIR directory without `dev.tsv`, prepared",
-        (PREPARE,),
-        shows="validation",
-    ),
+    Slip("A BEIR directory without `dev.tsv`, prepared", (PREPARE,), shows="validation"),
     Slip(
         "A BEIR directory without `dev.tsv`, trained on",
         (
@@ -235,23 +231,10 @@ SLIPS = (
         change=replace("shop/qrels/test.tsv", "q35\tp11", "q35\tp99"),
         shows="without a positive",
     ),
-    Slip(
-        "A folder that is misspelled",
-        (f"{PREPARE} --gin.DIRECTORIES=shp",),
-    ),
-    Slip(
-        "One length where there are two",
-        (TOKENIZE.replace(LENGTHS, "128"),),
-    ),
-    Slip(
-        "A misspelled feature",
-        (TOKENIZE.replace("'query'", "'queries'"),),
-        world=World.TOKENS,
-    ),
-    Slip(
-        "A length in quotes",
-        (TOKENIZE.replace("16", "'32'"),),
-    ),
+    Slip("A folder that is misspelled", (f"{PREPARE} --gin.DIRECTORIES=shp",)),
+    Slip("One length where there are two", (TOKENIZE.replace(LENGTHS, "128"),)),
+    Slip("A misspelled feature", (TOKENIZE.replace("'query'", "'queries'"),), world=World.TOKENS),
+    Slip("A length in quotes", (TOKENIZE.replace("16", "'32'"),)),
     Slip("A batch size that is not a number", (f"{TRAIN} --gin.BATCH_SIZE=abc",)),
     Slip("`TASKS` that is not a list", (f"{TRAIN} --gin.TASKS=faq",)),
     Slip("A dry run without its token store", (f"{TRAIN} --dry_run",)),
@@ -270,20 +253,12 @@ SLIPS = (
         (f"{TRAIN} --gin.TRAIN_STEPS=1",),
         world=World.MODEL,
     ),
-    Slip(
-        "Ctrl-C",
-        (f"{TRAIN} --gin.MODEL_DIR=stopped",),
-        world=World.TOKENS,
-        interrupted=True,
-    ),
+    Slip("Ctrl-C", (f"{TRAIN} --gin.MODEL_DIR=stopped",), world=World.TOKENS, interrupted=True),
     Slip(
         "Training without a model",
         ("train --gin.MODEL_DIR=model --gin.TOKEN_STORE=tokens --gin.TRAIN_STEPS=2",),
     ),
-    Slip(
-        "A directory that cannot be created",
-        ("init FAQ --gin.init.directory=faq.gin/project",),
-    ),
+    Slip("A directory that cannot be created", ("init FAQ --gin.init.directory=faq.gin/project",)),
     Slip(
         "A model card from a directory without results",
         ("export --gin_file=faq.gin --gin.EXPORT_DIR=out --gin.export_model.results_dir=data",),
@@ -295,24 +270,16 @@ SLIPS = (
         change=bert(config={"vocab_size": 6}),
     ),
     Slip(
-        "Pretrained weights with added tokens",
-        (IMPORT,),
-        change=bert(added_tokens={"newword": 7}),
+        "Pretrained weights with added tokens", (IMPORT,), change=bert(added_tokens={"newword": 7})
     ),
-    Slip(
-        "A `layer_norm_eps` below zero",
-        (IMPORT,),
-        change=bert(config={"layer_norm_eps": -1}),
-    ),
+    Slip("A `layer_norm_eps` below zero", (IMPORT,), change=bert(config={"layer_norm_eps": -1})),
     Slip(
         "A `config.json` with 100,000 layers",
         (IMPORT,),
         change=bert(config={"num_hidden_layers": 100_000}),
     ),
     Slip(
-        "A Gin file that includes itself",
-        (TRAIN,),
-        change=add_line("faq.gin", "include 'faq.gin'"),
+        "A Gin file that includes itself", (TRAIN,), change=add_line("faq.gin", "include 'faq.gin'")
     ),
     Slip(
         "A token store with a truncated file",

@@ -17,13 +17,7 @@ from taser_jax.data.prepare.detection import PassageSource, given_passages
 from taser_jax.data.text.preprocessors import encode_passages, encode_queries
 from taser_jax.data.text.vocabularies import Vocabulary, load_vocabulary
 from taser_jax.data.token_store.arrays import TokenArray
-from taser_jax.interop.hub import (
-    MODULES_FILE,
-    fetch,
-    read_encoder_settings,
-    read_prompts,
-    text_facts,
-)
+from taser_jax.interop import hub
 from taser_jax.interop.pretrained import Pretrained, pretrained_bert, read_pretrained
 from taser_jax.models.batch import Role
 from taser_jax.models.bert_config import BertConfig
@@ -166,17 +160,17 @@ class Retriever:
             DataError: no checkpoint there, or a damaged one.
             ConfigError: an architecture that is not supported.
         """
-        directory = fetch(source)
+        directory = hub.fetch(source)
         without_dropout = BertConfig(dropout_rate=0.0, attention_dropout_rate=0.0)
         bert = pretrained_bert(directory, numerics=without_dropout)
-        settings = read_encoder_settings(directory)
+        settings = hub.read_encoder_settings(directory)
         pooling, normalization = settings.pooling, settings.normalization
         config = DualEncoderConfig(bert, pooling=pooling, normalization=normalization)
         vocabulary = load_vocabulary(directory, rows=bert.vocab_size)
-        facts: dict[str, object] = {**text_facts(directory)}
+        facts: dict[str, object] = {**hub.text_facts(directory)}
         longest = settings.longest(bert.max_length)
-        if (directory / MODULES_FILE).is_file():
-            prompts = map(list, read_prompts(directory, vocabulary))
+        if (directory / hub.MODULES_FILE).is_file():
+            prompts = map(list, hub.read_prompts(directory, vocabulary))
             facts.update(zip(("query_prompt", "passage_prompt"), prompts, strict=True))
         module, weights = DualEncoder(config), Pretrained(str(directory))
         params = read_pretrained(weights, config=config, params=abstract_params(module))

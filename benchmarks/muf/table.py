@@ -54,10 +54,7 @@ CLAIMS = {
     ),
 }
 # Number in docs/claims.md -> the row that is said to be ahead, and the other.
-REGISTERED_ROWS = {
-    5: ("MUF", "Joint without the domain"),
-    6: ("MUF", "Equal weights"),
-}
+REGISTERED_ROWS = {5: ("MUF", "Joint without the domain"), 6: ("MUF", "Equal weights")}
 # Columns of uncertainty.csv -> what w tells apart.
 AUROCS = {
     "auroc_of_own_queries": "own and others' queries",

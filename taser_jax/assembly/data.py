@@ -166,10 +166,7 @@ class DeviceBatches:
     """
 
     def __init__(
-        self,
-        stream: Stream,
-        queries: Mapping[str, TokenizedQueries],
-        partitioner: Partitioner,
+        self, stream: Stream, queries: Mapping[str, TokenizedQueries], partitioner: Partitioner
     ) -> None:
         self._stream, self._queries, self._partitioner = stream, queries, partitioner
 

@@ -112,9 +112,7 @@ def select_pool(
     others = rng.integers(num_passages, size=len(rows) * config.other_negatives)
     passages = np.unique(np.concatenate([golds, *hard, others]))
     return Pool(
-        query_rows=rows,
-        passage_rows=passages,
-        positive_index=np.searchsorted(passages, golds),
+        query_rows=rows, passage_rows=passages, positive_index=np.searchsorted(passages, golds)
     )
 
 

@@ -325,11 +325,7 @@ def _check_macros(bindings: _Bindings, referenced: set[str], *, given: Collectio
 
 
 def _check_pretrained(
-    bindings: _Bindings,
-    used: set[_Key],
-    targets: Iterable[Callable[..., object]],
-    *,
-    command: str,
+    bindings: _Bindings, used: set[_Key], targets: Iterable[Callable[..., object]], *, command: str
 ) -> None:
     """Rejects a configuration that names pretrained weights without loading them."""
     loads = any(target.__name__ == _WEIGHTS for target in targets)

@@ -166,9 +166,7 @@ def _execute(function: Callable[..., object], arguments: Arguments) -> int:
     try:
         if arguments.dry_run and not has_dry_run:
             raise errors.ConfigError(
-                f"`taser {arguments.command}` has no dry run",
-                where="--dry_run",
-                fix="leave it out",
+                f"`taser {arguments.command}` has no dry run", where="--dry_run", fix="leave it out"
             )
         resolved = configuration.resolve_command(
             arguments.command, arguments.flags, allow_unset=arguments.dry_run

@@ -82,12 +82,7 @@ def _pretrained(source: str, slug: str) -> dict[str, str]:
     length = settings.longest(bert.max_length)
     blocks = bert.num_layers
     plan = compare_plan.defaults(
-        1000,
-        validation=0,
-        blocks=blocks,
-        width=bert.embed_dim,
-        batch_size=32,
-        frozen=blocks // 2,
+        1000, validation=0, blocks=blocks, width=bert.embed_dim, batch_size=32, frozen=blocks // 2
     )
     is_cosine = settings.normalization is Normalization.L2
     model = _filled(

@@ -15,14 +15,8 @@ from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
 from taser_jax.data.seqio_tasks.registry import find_mixture, mixture_of_collection, names
 from taser_jax.data.seqio_tasks.retrieval_task import RetrievalMixture, use_data
 from taser_jax.data.seqio_tasks.tokenize import tokenize_collection
-from taser_jax.data.text import vocabularies
+from taser_jax.data.text import vocabularies, wordpiece
 from taser_jax.data.text.preprocessors import Prompt, TaskPrompt
-from taser_jax.data.text.wordpiece import (
-    METADATA,
-    VOCAB_FILE,
-    WordPieceVocabulary,
-    train_vocabulary,
-)
 from taser_jax.data.token_store.store import Titles
 from taser_jax.devices.hosts import first_host_only, writes
 from taser_jax.interop.hub import MODULES_FILE, prompt_texts, template_prompt, text_facts
@@ -31,7 +25,7 @@ from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger, phase
 from taser_jax.storage.publishing import one_writer
 
-_OF_WEIGHTS = ("config.json", "tokenizer.json", VOCAB_FILE, vocabularies.T5_MODEL_FILE)
+_OF_WEIGHTS = ("config.json", "tokenizer.json", wordpiece.VOCAB_FILE, vocabularies.T5_MODEL_FILE)
 
 
 @writes("{output_dir}", kinds=[TOKEN_STORE])
@@ -125,9 +119,9 @@ def make_vocabulary(*, data_dir: str, collection: str, output_dir: str, size: in
         ConfigError: another vocabulary is there.
     """
     directory = epath.Path(output_dir)
-    if (directory / METADATA).exists():
+    if (directory / wordpiece.METADATA).exists():
         former = vocabularies.load_vocabulary(output_dir)
-        if former.kind != WordPieceVocabulary.kind or former.size > size:
+        if former.kind != wordpiece.WordPieceVocabulary.kind or former.size > size:
             problem = f"a {former.kind} vocabulary of {former.size} entries is here"
             problem += f", not a wordpiece one of {size}"
             fix = "choose another VOCABULARY directory, or leave VOCAB_SIZE out"
@@ -144,7 +138,9 @@ def make_vocabulary(*, data_dir: str, collection: str, output_dir: str, size: in
         )
     with one_writer(output_dir), phase("train vocabulary"):
         check_kind(output_dir, [])
-        trained = train_vocabulary(_texts(data_dir, collection), size=size, output_dir=output_dir)
+        trained = wordpiece.train_vocabulary(
+            _texts(data_dir, collection), size=size, output_dir=output_dir
+        )
     logger.info("vocabulary: %d entries, fingerprint %s", trained.size, trained.fingerprint)
     return trained.fingerprint
 

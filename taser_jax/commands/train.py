@@ -15,15 +15,8 @@ import jax.numpy as jnp
 from etils import epath
 from jaxtyping import PyTree
 
+from taser_jax.assembly import model_directory
 from taser_jax.assembly.data import DeviceBatches, TrainingData, open_store
-from taser_jax.assembly.model_directory import (
-    VOCABULARY,
-    check_vocabulary,
-    checkpoint_path,
-    passage_fingerprint,
-    read_settings,
-    write_run_record,
-)
 from taser_jax.assembly.plans import TrainingConfig
 from taser_jax.assembly.program import TrainingJob, step_cost, training_job, without_frozen
 from taser_jax.assembly.run_record import check_settings, make_writers, settings_of
@@ -117,7 +110,9 @@ def train(
             hosts.keep_compiled_programs(model_dir)
         store = open_store(data.token_store, dry_run=dry_run)
         if initial_checkpoint and store is not None:
-            check_vocabulary(epath.Path(initial_checkpoint).parent / VOCABULARY, store)
+            model_directory.check_vocabulary(
+                epath.Path(initial_checkpoint).parent / model_directory.VOCABULARY, store
+            )
         job = training_job(model, training, data, store=store)
         for name, value in job.facts.items():
             logger.info("%s: %s", name.replace("_", " "), value)
@@ -126,7 +121,7 @@ def train(
                 _validator(job, store, store)
             steps = saved_steps(epath.Path(model_dir)) if model_dir else []
             if steps and store is not None:
-                check_whole(checkpoint_path(model_dir, max(steps)))
+                check_whole(model_directory.checkpoint_path(model_dir, max(steps)))
                 with contextlib.closing(
                     Checkpoints(model_dir, training.checkpoints, cleans_up=False)
                 ) as checkpoints:
@@ -171,7 +166,7 @@ def _run(
     settings, about = _check_goes_on(job, model_dir, checkpoints, initial_checkpoint)
     resume_step = checkpoints.latest_step or 0
     if hosts.is_first():
-        write_run_record(
+        model_directory.write_run_record(
             model_dir,
             model_config=program.model.config,
             facts={**job.facts, "settings": settings},
@@ -235,7 +230,7 @@ def _check_goes_on(
     # It is not read again, so that it may have moved.
     settings["initial_checkpoint"] = bool(initial_checkpoint)
     settings |= flatten(batch_sizes=job.facts.get("batch_sizes"))
-    if checkpoints.latest_step == 0 and not read_settings(model_dir):
+    if checkpoints.latest_step == 0 and not model_directory.read_settings(model_dir):
         problem = "a model that no training began: its weights would be replaced by others"
         fix = f"train into a new MODEL_DIR, with INITIAL_CHECKPOINT_PATH={model_dir}/checkpoint_0"
         raise ConfigError(problem, where=str(model_dir), fix=fix)
@@ -270,7 +265,7 @@ def _texts(job: TrainingJob, store: TokenStore, params: Params) -> TextSource:
             problem = f"{name} is trained, and passages come as embeddings"
             fix = f"freeze ('{name}/.*', 'freeze') in OptimizerConfig.updates, or drop it"
             raise ConfigError(problem, where="SHARED_EMBEDDINGS", fix=fix)
-        tower = passage_fingerprint(config, params)
+        tower = model_directory.passage_fingerprint(config, params)
         passages = pkgutil.resolve_name(SHARED_EMBEDDINGS)(directory, store, tower=tower)
         texts = EmbeddedSource(passages, texts.of_queries)
     return texts

@@ -166,10 +166,7 @@ def per_query_path(directory: FilePath, system: str, task: str, split: str) -> p
 def write_per_query(path: FilePath, evaluation: Evaluation) -> None:
     """Writes one line per query: its id and each measure, as shortest exact decimals."""
     columns = [values.tolist() for values in evaluation.values.values()]
-    with (
-        replacing(path) as scratch,
-        open(scratch, "w", encoding="utf-8", newline="") as file,
-    ):
+    with replacing(path) as scratch, open(scratch, "w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["query_id", *evaluation.values])
         writer.writerows(zip(evaluation.query_ids, *columns, strict=True))

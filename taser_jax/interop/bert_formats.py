@@ -172,10 +172,7 @@ FORMATS = {
     Family.MPNET: Format(
         "MPNetModel",
         _Bert,
-        {
-            "pad_token_id": 1,
-            "relative_attention_num_buckets": Family.MPNET.traits.relative_buckets,
-        },
+        {"pad_token_id": 1, "relative_attention_num_buckets": Family.MPNET.traits.relative_buckets},
         "encoder.layer.",
         {
             **_BERT_NAMES,

@@ -51,10 +51,7 @@ _MUST_MATCH = (
 
 @builds
 def pretrained_bert(
-    source: Source,
-    *,
-    num_layers: int | None = None,
-    numerics: BertConfig = BertConfig(),
+    source: Source, *, num_layers: int | None = None, numerics: BertConfig = BertConfig()
 ) -> BertConfig:
     """The configuration of a checkpoint's encoder: its sizes, with the given training numerics.
 

@@ -242,9 +242,7 @@ def _ragged(values: tf.Tensor, counts: tf.Tensor) -> tf.RaggedTensor:
     return tf.RaggedTensor.from_row_lengths(values, counts, validate=False)
 
 
-def _wordpiece_graph(
-    vocabulary: WordPieceVocabulary,
-) -> tf.types.experimental.GenericFunction:
+def _wordpiece_graph(vocabulary: WordPieceVocabulary) -> tf.types.experimental.GenericFunction:
     """Texts to ids, without special tokens: [texts] -> [texts, (pieces)], int32.
 
     Accents are removed before lower-casing, which never folds: ß stays ß, and Σ always becomes σ

@@ -271,11 +271,7 @@ def _write_router(source: ExportSource, config: PlainConfig, directory: pathlib.
 
 
 def _write_modules(
-    source: ExportSource,
-    modules: Modules,
-    directory: pathlib.Path,
-    *,
-    default: str | None = None,
+    source: ExportSource, modules: Modules, directory: pathlib.Path, *, default: str | None = None
 ) -> None:
     listed = [
         {"idx": i, "name": str(i), "path": path, "type": kind}

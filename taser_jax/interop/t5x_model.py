@@ -115,10 +115,7 @@ class DualEncoderModel(models.BaseModel):
         return flax.core.freeze({"params": params, "params_axes": unflatten_dict(axes)})
 
     def loss_fn(
-        self,
-        params: Any,
-        batch: Mapping[str, jnp.ndarray],
-        dropout_rng: jax.Array | None,
+        self, params: Any, batch: Mapping[str, jnp.ndarray], dropout_rng: jax.Array | None
     ) -> tuple[Float[Array, ""], dict[str, clu.metrics.Metric]]:
         """The objective over all passages of the batch.
 

@@ -150,11 +150,7 @@ def _of_sentencepiece(vocabulary: SentencePieceVocabulary) -> tuple[tokenizers.T
     tokenizer.normalizer = normalizers.Sequence([*before, *spaces])
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
-    ids = {
-        "pad_token": 0,
-        "eos_token": vocabulary.sep_id,
-        "unk_token": vocabulary.unk_id,
-    }
+    ids = {"pad_token": 0, "eos_token": vocabulary.sep_id, "unk_token": vocabulary.unk_id}
     return tokenizer, {role: _token(tokenizer, id) for role, id in ids.items()}
 
 

@@ -298,12 +298,7 @@ class DualEncoder(nn.Module):
         return States(tower.frozen_states(tokens, role=role), tokens.mask)
 
     def encode(
-        self,
-        tokens: EncoderInput,
-        *,
-        role: Role,
-        task: str | None = None,
-        train: bool = False,
+        self, tokens: EncoderInput, *, role: Role, task: str | None = None, train: bool = False
     ) -> Encoded:
         """Encodes texts of one role.
 

@@ -219,9 +219,7 @@ def softmax_mean(
     return mean.astype(values.dtype)
 
 
-def row_by_row(
-    states: Float[Array, "batch length embed"],
-) -> Float[Array, "batch length embed"]:
+def row_by_row(states: Float[Array, "batch length embed"]) -> Float[Array, "batch length embed"]:
     """The states; on a GPU in this order in memory.
 
     XLA would put the batch or the positions innermost, as pooling likes to read them, and transpose

@@ -114,10 +114,7 @@ class Bm25Index:
     """
 
     def __init__(
-        self,
-        directory: artifacts.FilePath,
-        *,
-        fingerprints: Mapping[str, str] | None = None,
+        self, directory: artifacts.FilePath, *, fingerprints: Mapping[str, str] | None = None
     ) -> None:
         fix = "delete the directory to build it again, or name another"
         metadata = artifacts.read_metadata(

@@ -164,11 +164,7 @@ def _print_recall(
 
 
 def _blocks(
-    embeddings: Embeddings,
-    store: PassageStore,
-    start: int,
-    stop: int,
-    coding: Coding,
+    embeddings: Embeddings, store: PassageStore, start: int, stop: int, coding: Coding
 ) -> Iterator[pyarrow.Table]:
     with bar("export", total=stop - start, unit="passage") as progress:
         for first in range(start, stop, _BLOCK):

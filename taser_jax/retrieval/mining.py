@@ -258,9 +258,7 @@ def _reasons(
 
 
 def _on_pages_of(
-    positives: Int[np.ndarray, " positives"],
-    rows: Int[np.ndarray, " depth"],
-    pages_of: PagesOf,
+    positives: Int[np.ndarray, " positives"], rows: Int[np.ndarray, " depth"], pages_of: PagesOf
 ) -> Bool[np.ndarray, " depth"]:
     """True for rows on the page of a positive; False where there is no result."""
     pages = set(pages_of(positives.tolist()))

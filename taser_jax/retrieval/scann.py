@@ -332,10 +332,7 @@ def recall_queries(
 
 
 def _choose_effort(
-    embeddings: EmbeddingRows,
-    shards: _Shards,
-    config: ScannConfig,
-    queries: np.ndarray,
+    embeddings: EmbeddingRows, shards: _Shards, config: ScannConfig, queries: np.ndarray
 ) -> SearchEffort:
     """The least effort that reaches the recall target."""
     k = min(config.recall_k, embeddings.shape[0])

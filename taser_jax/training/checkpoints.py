@@ -351,8 +351,7 @@ class Checkpoints:
         self.check(step=step, about=about)
         try:
             restored = self._manager.restore(
-                step,
-                args=ocp.args.Composite(state=ocp.args.StandardRestore(vars(abstract_state))),
+                step, args=ocp.args.Composite(state=ocp.args.StandardRestore(vars(abstract_state)))
             )["state"]
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(

@@ -87,10 +87,7 @@ def make_multitask_step(
     tasks = tuple(tasks)
     loss_fns = [
         make_loss(
-            model,
-            objective=objective,
-            num_chunks=num_chunks,
-            seed=named_seed(seed, f"task {task}"),
+            model, objective=objective, num_chunks=num_chunks, seed=named_seed(seed, f"task {task}")
         )
         for task in tasks
     ]

@@ -105,9 +105,7 @@ def init_state(
     def create(key: jax.Array) -> TrainState:
         params = init_params(key)
         return TrainState(
-            step=jnp.zeros((), jnp.int32),
-            params=params,
-            opt_state=optimizer.init(params),
+            step=jnp.zeros((), jnp.int32), params=params, opt_state=optimizer.init(params)
         )
 
     if param_shardings is None:

@@ -55,9 +55,7 @@ def test_fused_queries_are_a_decoder_over_joined_encoder_outputs(tmp_path):
     ids, mask = hf.random_inputs(length=9, seed=5)
     present = np.array([[True, True], [True, False]])
     texts = Augmented(
-        Tokens(query_ids, query_mask),
-        Tokens(ids.reshape(2, 2, 9), mask.reshape(2, 2, 9)),
-        present,
+        Tokens(query_ids, query_mask), Tokens(ids.reshape(2, 2, 9), mask.reshape(2, 2, 9)), present
     )
     fusion = DualEncoder(T5FusionConfig(t5=config))
     params = jax.tree.map(jnp.asarray, {"encoder": params})

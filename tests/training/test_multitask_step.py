@@ -15,13 +15,7 @@ from taser_jax.optim.tsage import TSageConfig
 from taser_jax.storage.errors import ConfigError
 from taser_jax.training.batch_loss import make_loss
 from taser_jax.training.multitask_step import TaskGradients, make_multitask_step
-from taser_jax.training.state import (
-    TrainState,
-    init_state,
-    named_key,
-    named_seed,
-    state_shardings,
-)
+from taser_jax.training.state import TrainState, init_state, named_key, named_seed, state_shardings
 from taser_jax.training.step import make_train_step
 
 # A router's noise is left to tell draws apart.

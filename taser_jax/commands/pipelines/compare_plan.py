@@ -79,9 +79,7 @@ def fit_length(
     percentile = int(np.quantile(lengths, share, method="inverted_cdf"))
     tokens = min(_rounded(percentile), longest) if given is None else given
     return FittedLength(
-        tokens=tokens,
-        cut=float((lengths > tokens).mean()),
-        median=int(np.median(lengths)),
+        tokens=tokens, cut=float((lengths > tokens).mean()), median=int(np.median(lengths))
     )
 
 

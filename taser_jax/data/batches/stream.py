@@ -266,10 +266,7 @@ _AHEAD = 2
 
 
 def prefetch(
-    make: Callable[[int], BatchT],
-    start_step: int,
-    stop_step: int,
-    put: Callable[[BatchT], BatchT],
+    make: Callable[[int], BatchT], start_step: int, stop_step: int, put: Callable[[BatchT], BatchT]
 ) -> Iterator[tuple[int, BatchT]]:
     """Yields (step, put(make(step))) for the steps in order; a thread works ahead.
 

@@ -19,26 +19,10 @@ from etils import epath
 from tensorflow_datasets.core import example_serializer
 
 from taser_jax.data.files import in_blocks
-from taser_jax.storage import checksums
-from taser_jax.storage.artifacts import (
-    METADATA,
-    Fingerprint,
-    read_json,
-    storage_errors,
-    write_json,
-)
+from taser_jax.storage import checksums, records
+from taser_jax.storage.artifacts import METADATA, Fingerprint, read_json, storage_errors, write_json
 from taser_jax.storage.errors import DataError
 from taser_jax.storage.progress import logger
-from taser_jax.storage.records import (
-    HashIndex,
-    Ids,
-    Passage,
-    Query,
-    check_id,
-    normalized_content,
-    save_aliases,
-    text_hash,
-)
 from taser_jax.storage.typed_files import read_typed
 
 FORMAT_VERSION = 1
@@ -223,15 +207,17 @@ class PassageIndexWriter:
         """Fingerprint of all passages so far."""
         return self._fingerprint.hex()
 
-    def examples(self, passages: Iterable[Passage]) -> Iterator[dict[str, str]]:
+    def examples(self, passages: Iterable[records.Passage]) -> Iterator[dict[str, str]]:
         """TFDS examples of the passages, which are recorded as they are read."""
         for passage in passages:
-            check_id(passage.id, where=f"{self._where}, row {len(self._id_hashes)}, field 'id'")
-            content = normalized_content(passage.title, passage.text)
+            records.check_id(
+                passage.id, where=f"{self._where}, row {len(self._id_hashes)}, field 'id'"
+            )
+            content = records.normalized_content(passage.title, passage.text)
             self._ids += f"{passage.id}\n".encode()
             self._id_ends.append(len(self._ids))
-            self._id_hashes.append(text_hash(passage.id))
-            self._content_hashes.append(text_hash(content))
+            self._id_hashes.append(records.text_hash(passage.id))
+            self._content_hashes.append(records.text_hash(content))
             example = {name: getattr(passage, name) for name in PASSAGE_FEATURES}
             for part in example.values():
                 self._fingerprint.add(part)
@@ -241,22 +227,22 @@ class PassageIndexWriter:
         """Writes the files; `DataError` if an id occurs twice."""
         for alias, row in sorted(aliases.items()):
             self._fingerprint.add(alias).add(row)
-        save_aliases(directory, aliases)
-        Ids.save(directory, self._ids, self._id_ends)
-        ids = Ids.open(directory)
-        by_id = HashIndex.from_hashes(np.frombuffer(self._id_hashes, np.uint64))
+        records.save_aliases(directory, aliases)
+        records.Ids.save(directory, self._ids, self._id_ends)
+        ids = records.Ids.open(directory)
+        by_id = records.HashIndex.from_hashes(np.frombuffer(self._id_hashes, np.uint64))
         for first, second in by_id.repeated():
             if ids[first] == ids[second]:
                 problem = f"the id {ids[first]!r} is used twice, in rows {first} and {second}"
                 fix = "remove the duplicate or rename it"
                 raise DataError(problem, where=f"{self._where}, field 'id'", fix=fix)
         by_id.save(directory, "id")
-        by_content = HashIndex.from_hashes(np.frombuffer(self._content_hashes, np.uint64))
+        by_content = records.HashIndex.from_hashes(np.frombuffer(self._content_hashes, np.uint64))
         by_content.save(directory, "content")
 
 
 def query_examples(
-    queries: Iterable[Query], content: Fingerprint, *, count: int, where: str
+    queries: Iterable[records.Query], content: Fingerprint, *, count: int, where: str
 ) -> Iterator[dict[str, object]]:
     """TFDS examples of queries; checks them and adds them to the fingerprint `content`.
 
@@ -275,7 +261,7 @@ def query_examples(
     seen: set[str] = set()
     for query in queries:
         at = f"{where}, query {query.id!r}"
-        check_id(query.id, where=at)
+        records.check_id(query.id, where=at)
         if query.id in seen:
             raise DataError("the query id is used twice", where=at, fix="rename one of them")
         seen.add(query.id)

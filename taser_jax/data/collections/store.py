@@ -15,24 +15,8 @@ from typing import Any
 
 from etils import epath
 
-from taser_jax.data.collections.records import (
-    METADATA,
-    PASSAGE_FEATURES,
-    QUERY_FEATURES,
-    PassageIndexWriter,
-    RecordDataset,
-    finish,
-    query_examples,
-    read_metadata,
-    write_records,
-)
-from taser_jax.storage.artifacts import (
-    FilePath,
-    Fingerprint,
-    replacing,
-    require_equal,
-    storage_errors,
-)
+from taser_jax.data.collections import records
+from taser_jax.storage import artifacts
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.progress import phase, track
 from taser_jax.storage.records import (
@@ -53,7 +37,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _LONGEST_NAME = 200
 
 
-class PassageStore(RecordDataset[Passage]):
+class PassageStore(records.RecordDataset[Passage]):
     """The passages of a collection by row, the key in embeddings and indexes.
 
     Example:
@@ -76,7 +60,7 @@ class PassageStore(RecordDataset[Passage]):
         self._headings: dict[int, tuple[str, str]] = {}
 
     @classmethod
-    def open(cls, data_dir: FilePath, collection: str) -> PassageStore:
+    def open(cls, data_dir: artifacts.FilePath, collection: str) -> PassageStore:
         """Opens a collection's passages.
 
         Args:
@@ -98,7 +82,7 @@ class PassageStore(RecordDataset[Passage]):
         return QuerySet.open(self.directory.parent.parent, self.directory.parent.name, task, split)
 
     def _decoded(self, record: Mapping[str, Any]) -> Passage:
-        return Passage(**{name: record[name].decode() for name in PASSAGE_FEATURES})
+        return Passage(**{name: record[name].decode() for name in records.PASSAGE_FEATURES})
 
     def row_of(self, id: str) -> int:
         """Row of a passage by its id, or by the id of a duplicate merged into it.
@@ -147,7 +131,7 @@ class PassageStore(RecordDataset[Passage]):
         ]
 
 
-class QuerySet(RecordDataset[Query]):
+class QuerySet(records.RecordDataset[Query]):
     """The queries of one task and split.
 
     Args:
@@ -161,7 +145,7 @@ class QuerySet(RecordDataset[Query]):
         self.collection_fingerprint = self._metadata["collection_fingerprint"]
 
     @classmethod
-    def open(cls, data_dir: FilePath, collection: str, task: str, split: str) -> QuerySet:
+    def open(cls, data_dir: artifacts.FilePath, collection: str, task: str, split: str) -> QuerySet:
         """Opens the queries of a task and split.
 
         Raises:
@@ -171,8 +155,8 @@ class QuerySet(RecordDataset[Query]):
         """
         directory = _queries_directory(data_dir, collection, task, split)
         queries = cls(directory)
-        passages = read_metadata(_passages_directory(data_dir, collection))
-        require_equal(
+        passages = records.read_metadata(_passages_directory(data_dir, collection))
+        artifacts.require_equal(
             str(directory),
             recorded={"collection": queries.collection_fingerprint},
             expected={"collection": passages["fingerprint"]},
@@ -192,20 +176,20 @@ class QuerySet(RecordDataset[Query]):
         )
 
 
-def list_tasks(data_dir: FilePath, collection: str) -> dict[str, list[str]]:
+def list_tasks(data_dir: artifacts.FilePath, collection: str) -> dict[str, list[str]]:
     """Tasks of a collection, in alphabetical order, with their splits, in the order of SPLITS."""
     root = collection_directory(data_dir, collection) / "queries"
     if not root.exists():
         return {}
     tasks = {
-        task.name: [split for split in SPLITS if (task / split / METADATA).exists()]
+        task.name: [split for split in SPLITS if (task / split / records.METADATA).exists()]
         for task in sorted(root.iterdir(), key=lambda path: path.name)
     }
     return {task: splits for task, splits in tasks.items() if splits}
 
 
 def write_collection(
-    data_dir: FilePath,
+    data_dir: artifacts.FilePath,
     collection: str,
     passages: Iterable[Passage],
     *,
@@ -231,28 +215,28 @@ def write_collection(
     """
     directory = _passages_directory(data_dir, collection)
     where = f"collection {collection!r}"
-    with replacing(directory) as scratch:
-        index = PassageIndexWriter(where)
+    with artifacts.replacing(directory) as scratch:
+        index = records.PassageIndexWriter(where)
         with phase(f"building {where}"):
-            count = write_records(
+            count = records.write_records(
                 scratch,
                 index.examples(track(passages, collection, unit=" passages")),
                 name="passages",
-                features=PASSAGE_FEATURES,
+                features=records.PASSAGE_FEATURES,
                 where=where,
             )
             if not count:
                 raise DataError("there are no passages", where=where, fix="check its source files")
-            with storage_errors(scratch):
+            with artifacts.storage_errors(scratch):
                 index.save(scratch, aliases or {})
         metadata = {"name": "passages", "collection": collection, "count": count}
         metadata["fingerprint"] = index.fingerprint
-        finish(scratch, directory, metadata)
+        records.finish(scratch, directory, metadata)
     return PassageStore(directory)
 
 
 def write_queries(
-    data_dir: FilePath, collection: str, task: str, split: str, queries: Iterable[Query]
+    data_dir: artifacts.FilePath, collection: str, task: str, split: str, queries: Iterable[Query]
 ) -> QuerySet:
     """Writes the queries of one task and split beside the collection they refer to.
 
@@ -271,15 +255,15 @@ def write_queries(
         StorageError: the disk is full or cannot be written.
     """
     directory = _queries_directory(data_dir, collection, task, split)
-    passages = read_metadata(_passages_directory(data_dir, collection))
+    passages = records.read_metadata(_passages_directory(data_dir, collection))
     where = f"collection {collection!r}, task {task!r}, split {split!r}"
-    content = Fingerprint().add(passages["fingerprint"]).add(task).add(split)
-    with replacing(directory) as scratch:
-        count = write_records(
+    content = artifacts.Fingerprint().add(passages["fingerprint"]).add(task).add(split)
+    with artifacts.replacing(directory) as scratch:
+        count = records.write_records(
             scratch,
-            query_examples(queries, content, count=passages["count"], where=where),
+            records.query_examples(queries, content, count=passages["count"], where=where),
             name="queries",
-            features=QUERY_FEATURES,
+            features=records.QUERY_FEATURES,
             where=where,
         )
         if not count:
@@ -291,11 +275,11 @@ def write_queries(
         metadata = {"name": "queries", "task": task, "split": split, "count": count}
         metadata["fingerprint"] = content.hex()
         metadata["collection_fingerprint"] = passages["fingerprint"]
-        finish(scratch, directory, metadata)
+        records.finish(scratch, directory, metadata)
     return QuerySet(directory)
 
 
-def collection_directory(data_dir: FilePath, collection: str) -> epath.Path:
+def collection_directory(data_dir: artifacts.FilePath, collection: str) -> epath.Path:
     """A collection's folder.
 
     Raises:
@@ -304,11 +288,13 @@ def collection_directory(data_dir: FilePath, collection: str) -> epath.Path:
     return epath.Path(data_dir) / checked_name(collection, "collection")
 
 
-def _passages_directory(data_dir: FilePath, collection: str) -> epath.Path:
+def _passages_directory(data_dir: artifacts.FilePath, collection: str) -> epath.Path:
     return collection_directory(data_dir, collection) / "passages"
 
 
-def _queries_directory(data_dir: FilePath, collection: str, task: str, split: str) -> epath.Path:
+def _queries_directory(
+    data_dir: artifacts.FilePath, collection: str, task: str, split: str
+) -> epath.Path:
     if split not in SPLITS:
         fix = f"take one of {', '.join(SPLITS)}"
         raise ConfigError(f"split {split!r}", where=f"task {task!r}", fix=fix)

@@ -9,13 +9,7 @@ from collections.abc import Iterable, Iterator
 
 import regex
 
-from taser_jax.data.collections.store import (
-    SPLITS,
-    PassageStore,
-    list_tasks,
-    write_collection,
-    write_queries,
-)
+from taser_jax.data.collections import store
 from taser_jax.data.prepare.splits import SHARES, sampled, split_of
 from taser_jax.storage.artifacts import FilePath
 from taser_jax.storage.errors import DataError
@@ -50,10 +44,10 @@ def make_queries(*, data_dir: FilePath, collection: str, source: str) -> dict[st
     Source: Lee et al., "Latent Retrieval for Weakly Supervised Open Domain Question Answering",
     ACL 2019, which leaves the sentence in a tenth of the passages; here it is always cut out.
     """
-    passages = list(PassageStore.open(data_dir, source))
-    by_split: dict[str, list[Query]] = {split: [] for split in SPLITS}
+    passages = list(store.PassageStore.open(data_dir, source))
+    by_split: dict[str, list[Query]] = {split: [] for split in store.SPLITS}
     for page, query, changed in _made(passages):
-        split = split_of(page, task=TASK, splits=SPLITS, shares=SHARES)
+        split = split_of(page, task=TASK, splits=store.SPLITS, shares=SHARES)
         by_split[split].append(query)
         for row, passage in changed.items():
             passages[row] = passage
@@ -63,12 +57,12 @@ def make_queries(*, data_dir: FilePath, collection: str, source: str) -> dict[st
             where=f"collection {source!r}",
             fix="give more text, or leave out --queries=make: the index is made without it",
         )
-    write_collection(data_dir, collection, passages)
+    store.write_collection(data_dir, collection, passages)
     for split, queries in by_split.items():
         ids = sampled((query.id for query in queries), task=TASK, count=_MOST[split])
         chosen = [query for query in queries if query.id in ids]
-        write_queries(data_dir, collection, TASK, split, chosen)
-    return list_tasks(data_dir, collection)
+        store.write_queries(data_dir, collection, TASK, split, chosen)
+    return store.list_tasks(data_dir, collection)
 
 
 def _made(passages: Iterable[Passage]) -> Iterator[tuple[str, Query, dict[int, Passage]]]:

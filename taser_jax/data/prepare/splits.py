@@ -292,10 +292,7 @@ def _without_last(questions: Iterable[Question], count: int) -> Iterator[Questio
 
 
 def check_former_splits(
-    data_dir: FilePath,
-    collection: str,
-    splits: Sequence[QuestionSplit],
-    options: PrepareOptions,
+    data_dir: FilePath, collection: str, splits: Sequence[QuestionSplit], options: PrepareOptions
 ) -> None:
     """Refuses to leave an earlier preparation's other queries beside new training queries.
 

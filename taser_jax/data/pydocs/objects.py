@@ -17,15 +17,7 @@ from collections.abc import Collection, Hashable, Iterator, Sequence
 from typing import Any
 
 from taser_jax.data.prepare.splits import components
-from taser_jax.data.pydocs import walk
-from taser_jax.data.pydocs.parse import (
-    Element,
-    ParsedDocstring,
-    count_words,
-    parse_docstring,
-    sentences,
-    words,
-)
+from taser_jax.data.pydocs import parse, walk
 from taser_jax.storage.errors import DataError
 from taser_jax.storage.records import Passage
 
@@ -66,7 +58,7 @@ class DocumentedObject:
 
     name: str
     names: tuple[str, ...]
-    doc: ParsedDocstring
+    doc: parse.ParsedDocstring
     body: str
 
 
@@ -90,7 +82,7 @@ def _merge(records: list[walk.WalkedObject]) -> Iterator[DocumentedObject]:
     """One object per distinct normalised docstring that at most a dozen objects share."""
     by_text: dict[tuple[str, ...], list[walk.WalkedObject]] = {}
     for record in sorted(records, key=lambda r: r["name"]):
-        by_text.setdefault(tuple(words(record["doc"])), []).append(record)
+        by_text.setdefault(tuple(parse.words(record["doc"])), []).append(record)
     for same in by_text.values():
         if len(same) > _MAX_ALIASES:
             continue
@@ -101,7 +93,7 @@ def _merge(records: list[walk.WalkedObject]) -> Iterator[DocumentedObject]:
         yield DocumentedObject(
             name=first["name"],
             names=tuple(sorted({name for record in same for name in record["names"]})),
-            doc=parse_docstring(first["doc"]),
+            doc=parse.parse_docstring(first["doc"]),
             body=first["body"],
         )
 
@@ -109,8 +101,8 @@ def _merge(records: list[walk.WalkedObject]) -> Iterator[DocumentedObject]:
 def _without_boilerplate(objects: list[DocumentedObject]) -> Iterator[DocumentedObject]:
     """Drops long texts that more than a dozen docstrings repeat, such as the `out` of ufuncs."""
 
-    def key(element: Element) -> tuple[str, ...]:
-        return tuple(words(element.description or element.text))
+    def key(element: parse.Element) -> tuple[str, ...]:
+        return tuple(parse.words(element.description or element.text))
 
     holders = Counter(k for o in objects for k in {key(e) for e in o.doc.elements})
     for item in objects:
@@ -185,10 +177,10 @@ def name_in_words(name: str) -> str:
 
 def _pieces(text: str) -> list[str]:
     """A text as pieces of at most `MAX_WORDS` words, cut between sentences if possible."""
-    if count_words(text) <= MAX_WORDS:
+    if parse.count_words(text) <= MAX_WORDS:
         return [text]
     pieces = []
-    for sentence in sentences(text):
+    for sentence in parse.sentences(text):
         tokens = sentence.split()
         pieces += [" ".join(tokens[i : i + MAX_WORDS]) for i in range(0, len(tokens), MAX_WORDS)]
     return pieces
@@ -196,12 +188,12 @@ def _pieces(text: str) -> list[str]:
 
 def _chunks(pieces: Sequence[str]) -> list[list[int]]:
     """Groups neighbouring pieces into chunks of about equal length; positions of the pieces."""
-    total = sum(map(count_words, pieces))
+    total = sum(map(parse.count_words, pieces))
     target = total / max(1, -(-total // MAX_WORDS))
     chunks: list[list[int]] = []
     length = 0
     for position, piece in enumerate(pieces):
-        size = count_words(piece)
+        size = parse.count_words(piece)
         # A chunk ends once it has its share, or if the piece would make it too long.
         if not chunks or length + size > MAX_WORDS or length >= target:
             chunks.append([])
@@ -234,7 +226,7 @@ def build_corpus(objects: Sequence[DocumentedObject], cuts: Sequence[Collection[
                 owners += [position] * len(new)
         start = len(corpus.passages)
         element_rows = [start] * len(item.doc.elements)
-        if sum(map(count_words, pieces)) >= MIN_WORDS:
+        if sum(map(parse.count_words, pieces)) >= MIN_WORDS:
             for number, chunk in enumerate(_chunks(pieces)):
                 first = owners[chunk[0]]
                 element_rows[first:] = [start + number] * (len(element_rows) - first)
@@ -294,7 +286,7 @@ def assign(objects: Sequence[DocumentedObject]) -> tuple[list[str], list[int]]:
 
 def shingles(text: str, size: int) -> frozenset[tuple[str, ...]]:
     """Every run of `size` words; the whole text if it is shorter."""
-    tokens = words(text)
+    tokens = parse.words(text)
     starts = range(max(1, len(tokens) - size + 1)) if tokens else ()
     return frozenset(tuple(tokens[i : i + size]) for i in starts)
 

@@ -270,7 +270,7 @@ _PROMPTED = re.compile(r"(?m)^\s*(?:>>>|\.\.\.) (.*)")
 _IMPORT = re.compile(r"\s*(import|from)\s+[\w.]+")
 _MIN_EXAMPLE_WORDS = 6
 _KEPT_DIRECTIVES = {
-    *("note", "warning", "tip", "hint", "important", "attention", "caution", "seealso"),
+    *("note", "warning", "tip", "hint", "important", "attention", "caution", "seealso")
 }
 
 

@@ -97,10 +97,7 @@ def add_retrieval_task(
 
 
 def add_retrieval_mixture(
-    name: str,
-    tasks: Sequence[str | tuple[str, Rate]],
-    *,
-    default_rate: Rate = number_of_queries,
+    name: str, tasks: Sequence[str | tuple[str, Rate]], *, default_rate: Rate = number_of_queries
 ) -> RetrievalMixture:
     """Registers a mixture, after checking that its tasks are registered.
 

@@ -10,14 +10,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from taser_jax.data.files import in_blocks
+from taser_jax.data.token_store import store
 from taser_jax.data.token_store.arrays import Ragged, id_dtype, pack_tokens
-from taser_jax.data.token_store.store import (
-    QueriesEntry,
-    QuerySettings,
-    TokenStore,
-    TokenStoreMetadata,
-    queries_folder,
-)
 from taser_jax.storage import artifacts, checksums
 from taser_jax.storage.errors import DataError
 
@@ -45,7 +39,7 @@ class TokenStoreWriter:
         metadata: what the store will be of; what is counted and fingerprinted is filled in.
     """
 
-    def __init__(self, directory: artifacts.FilePath, metadata: TokenStoreMetadata) -> None:
+    def __init__(self, directory: artifacts.FilePath, metadata: store.TokenStoreMetadata) -> None:
         self.directory = pathlib.Path(directory)
         self._metadata = dataclasses.replace(metadata, num_passages=0, queries=())
         if (self.directory / artifacts.METADATA).exists():
@@ -112,7 +106,7 @@ class TokenStoreWriter:
         positives: Iterable[Sequence[int]],
         hard_negatives: Iterable[Sequence[int]] | None = None,
         length: int | None = None,
-        settings: QuerySettings = QuerySettings(),
+        settings: store.QuerySettings = store.QuerySettings(),
     ) -> None:
         """Writes one task's split, with one list of each kind per query.
 
@@ -152,7 +146,7 @@ class TokenStoreWriter:
             "hard_negatives.values": hard.values,
         }
         ids = json.dumps(list(query_ids))
-        folder = queries_folder(self.directory, task, split)
+        folder = store.queries_folder(self.directory, task, split)
         with artifacts.storage_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
             for name, array in arrays.items():
@@ -160,12 +154,12 @@ class TokenStoreWriter:
             (folder / "query_ids.json").write_text(ids, encoding="utf-8")
         content = artifacts.fingerprint([task, split, ids, *arrays.values()])
         form = settings.normalization.value, settings.prompt
-        entry = QueriesEntry(task, split, len(tokens), length, content, *form)
+        entry = store.QueriesEntry(task, split, len(tokens), length, content, *form)
         self._metadata = dataclasses.replace(
             self._metadata, queries=(*self._metadata.queries, entry)
         )
 
-    def finish(self) -> TokenStore:
+    def finish(self) -> store.TokenStore:
         """Records checksums, writes `metadata.json` atomically and opens the store.
 
         Raises:
@@ -184,4 +178,4 @@ class TokenStoreWriter:
         with artifacts.storage_errors(self.directory):
             checksums.seal(self.directory)
         artifacts.write_json(self.directory / artifacts.METADATA, dataclasses.asdict(metadata))
-        return TokenStore.open(self.directory)
+        return store.TokenStore.open(self.directory)

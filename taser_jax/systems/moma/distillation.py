@@ -69,10 +69,7 @@ def distil(
 
 
 def write_joined_store(
-    directory: FilePath,
-    mixture: Mixture,
-    source: TokenStore,
-    queries: Sequence[TokenizedQueries],
+    directory: FilePath, mixture: Mixture, source: TokenStore, queries: Sequence[TokenizedQueries]
 ) -> TokenStore:
     """A token store of all memories, with the source's queries: what the lookup model trains on.
 

@@ -21,19 +21,13 @@ from taser_jax.storage.artifacts import fingerprint_json, follow_plan, storage_e
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger
 from taser_jax.storage.typed_files import to_plain
+from taser_jax.systems.muf import members
 from taser_jax.systems.muf.ensemble_files import (
     KIND,
     Ensemble,
     EnsembleBatches,
     EnsembleTraining,
     SpecialistVectors,
-)
-from taser_jax.systems.muf.members import (
-    MemberPlacement,
-    init_ensemble_state,
-    init_members,
-    make_ensemble_eval,
-    make_ensemble_step,
 )
 from taser_jax.training import loop
 from taser_jax.training.checkpoints import CheckpointConfig, Checkpoints
@@ -101,9 +95,9 @@ def ensemble(
         hosts.first_host_only(follow_plan)(output_dir, {"kind": "ensemble", **about})
         hosts.first_host_only(write_text)(epath.Path(output_dir) / "config.gin", config_text)
     model, batching, validation = training.model, training.batching, read(split=_VALIDATION)
-    placement = MemberPlacement.over(jax.devices(), model.members)
+    placement = members.MemberPlacement.over(jax.devices(), model.members)
     steps, dim = training.epochs * stream.steps_per_epoch, vectors.passages.shape[1]
-    init = functools.partial(init_members, dim=dim, config=model)
+    init = functools.partial(members.init_members, dim=dim, config=model)
     # Added members fill the devices, and are dropped.
     init_all = functools.partial(init, members=placement.padded)
     # Each member has a chain of its own.
@@ -123,8 +117,8 @@ def ensemble(
     )
     checkpoints = Checkpoints(output_dir, CheckpointConfig())
     loop.train(
-        init_ensemble_state(init_all, optimizer, training.seed, placement),
-        train_step=make_ensemble_step(optimizer, placement),
+        members.init_ensemble_state(init_all, optimizer, training.seed, placement),
+        train_step=members.make_ensemble_step(optimizer, placement),
         batches=EnsembleBatches(vectors, stream, placement, seed=training.seed),
         checkpoints=checkpoints,
         config=loop.LoopConfig(
@@ -163,7 +157,7 @@ def _validator(
     size = min(training.batching.batch_size, fewest)
     batching = dataclasses.replace(training.batching, batch_size=size, rates={})
     stream = validation.stream(store, batching)
-    evaluate = make_ensemble_eval(training.model.members)
+    evaluate = members.make_ensemble_eval(training.model.members)
     count = min(_VALIDATION_BATCHES, stream.steps_per_epoch)
 
     def validate(params: Params) -> dict[str, float]:

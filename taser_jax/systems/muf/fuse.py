@@ -277,12 +277,7 @@ def _check(
 
 
 def ask_fused(
-    questions: Sequence[str],
-    *,
-    fusion_dir: str,
-    task: str | None,
-    query_length: int | None,
-    k: int,
+    questions: Sequence[str], *, fusion_dir: str, task: str | None, query_length: int | None, k: int
 ) -> list[Answer]:
     """Encodes questions with every specialist's model, searches, and fuses the lists.
 

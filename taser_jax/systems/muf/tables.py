@@ -35,10 +35,7 @@ OTHER, UNSEEN = "Single, best other", "Joint without the domain"
 BAYESIAN = "Oracle Bayesian"
 WITHOUT_DOMAIN, EQUAL = "MUF without the domain", "Equal weights"
 # Rows that are no model's: no model may have their names.
-OTHER_ROWS = (
-    *(MUF, OWN, WORST, ORACLE, OTHER, UNSEEN, BAYESIAN, WITHOUT_DOMAIN, EQUAL),
-    BM25,
-)
+OTHER_ROWS = (*(MUF, OWN, WORST, ORACLE, OTHER, UNSEEN, BAYESIAN, WITHOUT_DOMAIN, EQUAL), BM25)
 TEST = "test"
 
 
