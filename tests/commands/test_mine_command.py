@@ -4,11 +4,14 @@ import os
 import pathlib
 
 import pytest
-from capitals import mined
+import recipes
+from capitals import IDS, mined
 from small_world import gin, succeed
+from written_files import run_of
 
 from taser_jax.assembly.data import training_queries
-from taser_jax.data.collections.store import PassageStore
+from taser_jax.commands.mine import mine
+from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.data.token_store.negatives import read_metadata, write_negatives
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.storage.errors import FingerprintError
@@ -55,6 +58,24 @@ def test_queries_without_answers_are_judged_by_qrels(capitals, runs_dir, tmp_pat
     # "river in France": all that names France or a river, but p0 and p1, which are judged.
     assert mined(output, "rivers") == [{"p2", "p5"}, {"p1", "p3", "p4"}]
     assert os.path.samefile(output / read_metadata(output)["source"], runs_dir)
+
+
+@pytest.mark.parametrize("round_of", ["first_mining", "second_mining"])
+def test_compare_mines_no_positive(capitals, runs_dir, tmp_path, round_of):
+    """No passage of a grade above 0 is a negative; of grade 0, p2 is one like any other."""
+    setting = recipes.value("compare", "setting", "runs/compare.gin")
+    data = {"data_dir": str(capitals.root / "data"), "collection": "capitals"}
+    config = getattr(setting, round_of)
+    mine(runs_dir=str(runs_dir), output_dir=str(tmp_path), config=config, **data)
+    for task in ("capital", "rivers"):
+        run = run_of(runs_dir / f"{task}.train.trec")
+        queries = QuerySet.open(**data, task=task, split="train")
+        for query, negatives in zip(queries, mined(tmp_path, task), strict=True):
+            positives = {IDS[row] for row in query.positives}
+            assert positives <= run[query.id].keys(), "else this cannot fail"
+            assert negatives
+            assert not negatives & positives
+    assert mined(tmp_path, "rivers")[0] == {"p2", "p5"}
 
 
 def test_training_leaves_out_dropped_queries_and_refuses_rows_of_another_collection(
