@@ -11,7 +11,7 @@ import pytest
 from small_world import gin, refused, succeed
 from tiny_models import tiny_bert
 from tiny_training import draw_params
-from written_files import contents
+from written_files import contents, write
 
 from taser_jax.assembly.model_directory import load_model, write_run_record
 from taser_jax.commands import export
@@ -123,8 +123,7 @@ def test_code_of_the_card_runs(exported, model_dir):
 
 
 def test_a_directory_that_is_not_empty_is_refused(capsys, tmp_path, model_dir, nothing_is_read):
-    (tmp_path / "out" / "stablehlo").mkdir(parents=True)
-    (tmp_path / "out" / "stablehlo" / "mine.txt").write_text("precious")
+    write(tmp_path / "out" / "stablehlo" / "mine.txt", "precious")
     message = refused(capsys, *arguments(model_dir, tmp_path / "out"))
     assert "stablehlo: there is something here already" in message
     assert [path.name for path in (tmp_path / "out").rglob("*")] == ["stablehlo", "mine.txt"]

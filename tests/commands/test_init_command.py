@@ -1,6 +1,5 @@
 """A project: two files written, and every command run with one of them alone."""
 
-import pathlib
 import re
 
 import pytest
@@ -13,15 +12,6 @@ from taser_jax.cli import configuration
 from taser_jax.cli import main as cli
 from taser_jax.cli.command_table import COMMANDS, configurable_names, configurables_of, load
 
-
-@pytest.fixture
-def project(tmp_path, monkeypatch) -> pathlib.Path:
-    """A folder with faq.gin and faq_tasks.py."""
-    monkeypatch.chdir(tmp_path)
-    succeed("init", "FAQ", *gin("init", tasks=["where", "what"]))
-    return tmp_path
-
-
 # Commands that need nothing else.
 FLOW = ("prepare", "tokenize", "train", "encode", "search", "evaluate", "bm25")
 FLOW += ("mine", "hybrid", "analyze", "export", "pipeline taser", "pipeline ance")
@@ -30,11 +20,13 @@ FLOW += ("mine", "hybrid", "analyze", "export", "pipeline taser", "pipeline ance
 @pytest.mark.parametrize(
     "name", [name for name in COMMANDS if name not in ("init", "compare", "push", "verify")]
 )
-def test_every_command_takes_it_alone(name, project):
+def test_every_command_takes_it_alone(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    succeed("init", "FAQ", *gin("init", tasks=["where", "what"]))
     parsed = cli.parse([*name.split(), "--gin_file=faq.gin", "--gin_import=faq_tasks"])
     resolved = configuration.resolve_command(parsed.command, parsed.flags, allow_unset=True)
     # What is still required is not the project's: other formats' files, pretrained weights, ...
-    macros = re.findall(r"^(\w+) = ", (project / "faq.gin").read_text(), re.MULTILINE)
+    macros = re.findall(r"^(\w+) = ", (tmp_path / "faq.gin").read_text(), re.MULTILINE)
     assert not set(resolved.unset) & set(macros)
     assert not resolved.unset or name not in FLOW
     # Its questions are TSV, and its model is trained from scratch.

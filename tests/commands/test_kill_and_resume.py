@@ -129,35 +129,23 @@ def test_sigterm_saves_and_exits_with_its_own_code(command, uninterrupted):
     assert_same(model_dir, uninterrupted)
 
 
-def a_pipe() -> tuple[int, int, dict[str, Any]]:
-    """Its reading end, its writing end, and what a process that writes into it is started with."""
-    reading, writing = os.pipe()
-    return reading, writing, {"stdout": writing, "stderr": writing}
-
-
-def a_terminal() -> tuple[int, int, dict[str, Any]]:
-    """As `a_pipe`; the process leads the terminal's session, and gets SIGHUP when it is closed."""
+@pytest.mark.release
+def test_a_closed_terminal_does_not_end_a_training(command, uninterrupted):
+    """A process that leads the terminal's session gets SIGHUP, too, when it is closed."""
+    model_dir = command.folder / "terminal"
     reading, writing = pty.openpty()
 
     def lead() -> None:
         fcntl.ioctl(writing, termios.TIOCSCTTY, 0)
 
     streams = {"stdin": writing, "stdout": writing, "stderr": writing}
-    return reading, writing, streams | {"start_new_session": True, "preexec_fn": lead}
-
-
-@pytest.mark.release
-@pytest.mark.parametrize("make", [a_pipe, a_terminal])
-def test_a_closed_pipe_or_terminal_does_not_end_a_training(command, uninterrupted, make):
-    model_dir = command.folder / make.__name__
-    reading, writing, streams = make()
-    process = command.start(model_dir, **streams)
+    process = command.start(model_dir, **streams, start_new_session=True, preexec_fn=lead)
     os.close(writing)
     os.set_blocking(reading, False)
     while not has_reached(model_dir, 7):
         assert process.poll() is None
         with contextlib.suppress(BlockingIOError):
-            # What nobody reads fills the pipe, and the training waits.
+            # What nobody reads fills the terminal's buffer, and the training waits.
             os.read(reading, 2**16)
         time.sleep(0.0005)
     os.close(reading)

@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 from small_world import gin, refused, succeed
-from written_files import write_all
+from written_files import write, write_all
 
 from taser_jax.commands.prepare import drawn_by_hash
 from taser_jax.data.collections.store import QuerySet
@@ -33,8 +33,7 @@ def test_another_vocabulary_in_the_directory_is_refused(small_world, tmp_path, c
 
 @pytest.mark.parametrize("name", ["vocab.txt", "config.json", "spiece.model"])
 def test_a_vocabulary_of_weights_is_never_replaced(tmp_path, capsys, name):
-    (tmp_path / "bert").mkdir()
-    (tmp_path / "bert" / name).write_text("precious")
+    write(tmp_path / "bert" / name, "precious")
     where = gin(DATA_DIR=tmp_path, VOCABULARY=tmp_path / "bert", TOKEN_STORE=tmp_path / "tokens")
     message = refused(capsys, "tokenize", *where, *gin(COLLECTION="docs", VOCAB_SIZE=100))
     assert f"here is {name}: a vocabulary of pretrained weights" in message

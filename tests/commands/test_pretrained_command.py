@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 import tiny_training
-from bert_checkpoints import write_checkpoint
+from bert_checkpoints import write_checkpoint, write_with_vocabulary
 from safetensors.numpy import load_file, save_file
 from sentence_models import save_bert_pieces
 from small_world import gin, succeed
@@ -38,11 +38,8 @@ WORDS += [f"w{i}" for i in range(tiny_training.VOCABULARY_SIZE - len(WORDS))]
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory) -> pathlib.Path:
     """Four blocks, 16 wide, with the tiny token store's 96 words."""
-    directory, _ = write_checkpoint(
-        tmp_path_factory.mktemp("pretrained") / "bert", vocab_size=tiny_training.VOCABULARY_SIZE
-    )
-    (directory / "vocab.txt").write_text("\n".join(WORDS) + "\n", encoding="utf-8")
-    return directory
+    directory = tmp_path_factory.mktemp("pretrained") / "bert"
+    return write_with_vocabulary(directory, WORDS, num_layers=4)
 
 
 def store_of(directory: pathlib.Path, vocabulary: WordPieceVocabulary) -> pathlib.Path:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tiny_training
 from tiny_models import assert_close, one_block
-from written_files import contents
+from written_files import contents, write
 
 from taser_jax.assembly.data import TrainingData
 from taser_jax.assembly.model_directory import load_model
@@ -192,8 +192,7 @@ def test_an_imported_model_is_not_replaced(tmp_path, tiny_store_dir):
 
 
 def test_a_checkpoint_of_another_vocabulary_is_refused(tmp_path, tiny_store_dir):
-    (tmp_path / "other" / "vocabulary").mkdir(parents=True)
-    (tmp_path / "other" / "vocabulary" / "vocabulary.json").write_text('{"fingerprint": "b"}')
+    write(tmp_path / "other" / "vocabulary" / "vocabulary.json", '{"fingerprint": "b"}')
     checkpoint = str(tmp_path / "other" / "checkpoint_1")
     with pytest.raises(FingerprintError, match="vocabulary"):
         start(tmp_path / "model", tiny_store_dir, initial_checkpoint=checkpoint)

@@ -9,7 +9,7 @@ import sys
 import jax
 import pytest
 import without_tensorflow
-from small_world import SmallWorld, figures, gin
+from small_world import SIX_STEPS, SmallWorld, figures, gin
 from written_files import tsv
 
 from taser_jax.data.token_store.store import TokenStore
@@ -19,21 +19,12 @@ pytestmark = pytest.mark.slow
 TOPICS = ("river", "castle", "violin", "comet", "glacier", "beetle", "harbour", "orchard")
 SPLITS = {"train": range(5), "validation": range(5, 6), "test": range(6, 8)}
 # What a user would change in the project's file, here so that it takes seconds.
-SMALLER = """
-VOCAB_SIZE = 150
-TASK_FEATURE_LENGTHS = {'query': 16, 'passage': 24}
-BertConfig.num_layers = 1
-BertConfig.embed_dim = 16
-BertConfig.num_heads = 2
-BertConfig.head_dim = 8
-BertConfig.mlp_dim = 32
-ExpertConfig.shared_per_specialized = 0
-ValidationConfig.pool = None
-ValidationConfig.num_batches = 0
-BATCH_SIZE = 16
-TRAIN_STEPS = 3
-WARMUP_STEPS = 1
-"""
+SMALLER = [
+    *SIX_STEPS,
+    *gin("ExpertConfig", shared_per_specialized=1),
+    *gin("ValidationConfig", pool=None),
+    *gin(VOCAB_SIZE=150, TASK_FEATURE_LENGTHS={"query": 16, "passage": 24}),
+]
 
 
 def run(folder: pathlib.Path, *commands: list[str]) -> subprocess.CompletedProcess[str]:
@@ -41,10 +32,11 @@ def run(folder: pathlib.Path, *commands: list[str]) -> subprocess.CompletedProce
     return subprocess.run(
         [sys.executable, without_tensorflow.__file__, json.dumps(commands)],
         cwd=folder,
-        env={
-            **os.environ,
+        env=os.environ
+        | {
             "JAX_COMPILATION_CACHE_DIR": str(jax.config.jax_compilation_cache_dir),
-            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            # Its own faq_tasks.py comes before that of another test.
+            "PYTHONPATH": os.pathsep.join([str(folder), *filter(None, sys.path)]),
         },
         capture_output=True,
         text=True,
@@ -79,7 +71,8 @@ def write_files(folder: pathlib.Path) -> None:
 
 def test_from_files_to_a_table_with_one_gin_file(small_world: SmallWorld, tmp_path: pathlib.Path):
     write_files(tmp_path / "faq")
-    (tmp_path / "smaller.gin").write_text(SMALLER)
+    lines = [flag.removeprefix("--gin.") for flag in SMALLER]
+    (tmp_path / "smaller.gin").write_text("\n".join(lines))
     (tmp_path / "own_code.py").write_text(
         "from taser_jax.tasks import add_retrieval_task\n"
         "add_retrieval_task('own', collection='c', query_preprocessors=[lambda data: data])\n"

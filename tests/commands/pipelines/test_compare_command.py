@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 from bert_checkpoints import write_modules, write_with_vocabulary
-from small_world import figures, never, refused, succeed
+from small_world import figures, gin, never, refused, succeed
 from stage_calls import check_every_argument, without_work
 from written_files import beir, run_of, write_all
 
@@ -46,24 +46,20 @@ def _beir(folder: pathlib.Path, seed: int, *, words: int = 8) -> str:
 
 
 def _minilm_like(folder: pathlib.Path, *, num_layers: int = 3) -> str:
-    """A tiny BERT with the files that say how it pools, normalises and prompts."""
-    (folder / "words").mkdir(parents=True)
+    """A tiny BERT, as a flag, with the files that say how it pools, normalises and prompts."""
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, *map(str, range(10))]
     pieces += [f"##{digit}" for digit in range(10)] + ["find", ":"]
-    (folder / "words" / "vocab.txt").write_text("\n".join(pieces) + "\n")
-    model = write_with_vocabulary(folder / "model", folder / "words", num_layers=num_layers)
-    return str(write_modules(model, max_length=32, prompts={"query": "find: "}))
+    model = write_with_vocabulary(folder, pieces, num_layers=num_layers)
+    write_modules(model, max_length=32, prompts={"query": "find: "})
+    return f"--pretrained={model}"
 
 
 @pytest.mark.release
 def test_two_folders_to_a_retriever(tmp_path, monkeypatch, capsys):
     folders = [_beir(tmp_path / "hills", 1), _beir(tmp_path / "seas", 2)]
     output = tmp_path / "out"
-    arguments = [
-        *("compare", *folders, f"--pretrained={_minilm_like(tmp_path / 'bert')}"),
-        *(f"--out={output}", "--gin.TRAIN_STEPS=2", "--gin.BATCH_SIZE=8", "--gin.FOLDS=2"),
-        "--gin.VALIDATION_SHARE=0.3",
-    ]
+    arguments = ["compare", *folders, _minilm_like(tmp_path / "bert"), f"--out={output}"]
+    arguments += gin(TRAIN_STEPS=2, BATCH_SIZE=8, FOLDS=2, VALIDATION_SHARE=0.3)
     succeed(*arguments)
     printed = capsys.readouterr()
     # Each decision is said with its line, and the lines are those of the file.
@@ -123,10 +119,7 @@ def test_without_training_queries_the_untrained_model_is_compared(tmp_path, caps
     folder = pathlib.Path(_beir(tmp_path / "hills", 1))
     (folder / "qrels" / "train.tsv").unlink()
     output = tmp_path / "out"
-    succeed(
-        *("compare", str(folder), f"--pretrained={_minilm_like(tmp_path / 'bert')}"),
-        f"--out={output}",
-    )
+    succeed("compare", str(folder), _minilm_like(tmp_path / "bert"), f"--out={output}")
     rows = {line["system"]: line for line in figures(output)}
     assert list(rows) == ["BM25", "Pretrained, untrained", "Pretrained, untrained + BM25"]
     # Cosines and BM25's scores have the same range: α is the stated share.
@@ -143,11 +136,8 @@ def test_queries_are_made_and_the_whole_passages_are_searched(tmp_path, capsys):
         sentences = [" ".join(draw.choices(WORDS, k=5)).capitalize() for _ in range(3)]
         files[f"{number}.txt"] = " ".join(f"{sentence} {number}." for sentence in sentences)
     folder = write_all(tmp_path / "notes", files)
-    succeed(
-        *("compare", str(folder), f"--pretrained={_minilm_like(tmp_path / 'bert')}"),
-        *(f"--out={output}", "--queries=make", "--gin.TRAIN_STEPS=2", "--gin.BATCH_SIZE=8"),
-        "--gin.FOLDS=2",
-    )
+    flags = ["--queries=make", *gin(TRAIN_STEPS=2, BATCH_SIZE=8, FOLDS=2), f"--out={output}"]
+    succeed("compare", str(folder), _minilm_like(tmp_path / "bert"), *flags)
     assert "Recommended: " in capsys.readouterr().out
     retriever = Retriever.load(output)
     (hits,) = retriever.search(["river sea hill"], k=60, hybrid=retriever.has_hybrid)
@@ -161,13 +151,9 @@ def test_a_budget_freezes_blocks_that_the_untrained_model_shares_and_cuts_passag
     # Of six blocks TASER's experts are in the third and the sixth, and five are frozen.
     monkeypatch.setattr(compare_plan, "_SHORTEST", 16)
     monkeypatch.setattr(compare_parts, "multiplies_bfloat16", lambda: True)
-    pretrained = _minilm_like(tmp_path / "bert", num_layers=6)
-    output = tmp_path / "out"
-    arguments = [
-        *("compare", _beir(tmp_path / "hills", 1, words=16), f"--pretrained={pretrained}"),
-        *(f"--out={output}", "--minutes=0.01", "--gin.BATCH_SIZE=8"),
-        "--gin.VALIDATION_SHARE=0.3",
-    ]
+    folder, output = _beir(tmp_path / "hills", 1, words=16), tmp_path / "out"
+    flags = ["--minutes=0.01", *gin(BATCH_SIZE=8, VALIDATION_SHARE=0.3), f"--out={output}"]
+    arguments = ["compare", folder, _minilm_like(tmp_path / "bert", num_layers=6), *flags]
     succeed(*arguments)
     printed = capsys.readouterr().err
     assert "0.0% of passage texts are cut" in printed
@@ -223,7 +209,7 @@ def test_bad_arguments(tmp_path, capsys):
     assert "no task has a validation split" in told(folder, "--gin.VALIDATION_SHARE=0.0")
     files = {"passages.tsv": "1\tA river.\triver\n", "faq.test.qa.csv": "what?\t['river']\n"}
     answered, bert = write_all(tmp_path / "faq", files), _minilm_like(tmp_path / "bert")
-    message = told(str(answered), f"--pretrained={bert}")
+    message = told(str(answered), bert)
     assert "task 'faq': no test query has a positive" in message
     assert "EvaluationConfig.judge=answers" in message
     (tmp_path / "hills" / "qrels" / "train.tsv").unlink()
@@ -268,7 +254,7 @@ def test_every_argument_of_every_stage_counts(
 ):
     """The stages of `compare` without their work; what is set reaches every training."""
     output, folder = tmp_path / "out", _beir(tmp_path / "hills", 1)
-    flags = [f"--pretrained={_minilm_like(tmp_path / 'bert')}"] if pretrained else []
+    flags = [_minilm_like(tmp_path / "bert")] if pretrained else []
     tokens = TokenStore.open(small_world.token_store)
     queries = [Query(id=f"{n}", text=f"{n}", task="hills", positives=(n,)) for n in range(40)]
     settings = tmp_path / "own.gin"
@@ -324,10 +310,10 @@ def test_a_collection_without_queries_is_encoded_and_indexed(
     monkeypatch.setattr(compare.PassageStore, "open", lambda *_, **__: range(40))
     monkeypatch.setattr(TokenStore, "open", lambda _: tokens)
     without_work(monkeypatch, _OUTPUTS | {"prepare_detected": {}})
-    pretrained = f"--pretrained={_minilm_like(tmp_path / 'bert')}"
+    flags = [_minilm_like(tmp_path / "bert"), f"--out={output}"]
     folder = _beir(tmp_path / "hills", 1)
     for written in (folder, f"{folder}/"):
-        succeed("compare", written, f"--out={output}", pretrained)
+        succeed("compare", written, *flags)
     assert f"under {output}: index, export." in capsys.readouterr().out
     assert Stages(output).finished() == {
         *("prepare", "lengths", "tokenize", "export"),
@@ -339,13 +325,13 @@ def test_a_collection_without_queries_is_encoded_and_indexed(
     records = [output / name for name in ("config.gin", "decided.gin")]
     before = [path.read_text() for path in records]
     lengths = "--gin.TASK_FEATURE_LENGTHS={'query': 8, 'passage': 8}"
-    assert "given" in refused(capsys, "compare", folder, f"--out={output}", pretrained, lengths)
+    assert "given" in refused(capsys, "compare", folder, *flags, lengths)
     assert [path.read_text() for path in records] == before
     tokenized = Stages(output).record("tokenize").inputs
     assert (tokenized["mixture_or_task"], tokenized["collection"]) == (None, "hills")
     # A file that has changed, if not in size, is another input; a hidden one is none.
     write_all(tmp_path / "hills", {".DS_Store": "x"})
-    succeed("compare", folder, f"--out={output}", pretrained)
+    succeed("compare", folder, *flags)
     qrels = tmp_path / "hills" / "qrels" / "test.tsv"
     qrels.write_text(qrels.read_text().replace("\t1\n", "\t0\n", 1))
-    assert "test.tsv" in refused(capsys, "compare", folder, f"--out={output}", pretrained)
+    assert "test.tsv" in refused(capsys, "compare", folder, *flags)

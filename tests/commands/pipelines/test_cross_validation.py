@@ -65,6 +65,12 @@ def hold(data_dir: str, root: pathlib.Path, runs: dict[str, str], **options) -> 
     return cross_validation.hold_out(**given | options, runs_dirs=runs, output_dir=str(root))
 
 
+def choose_from(data_dir: str, dense: dict[str, list], sparse: list, **changes):
+    """`choose` by the queries of task "words", or of others."""
+    by = {"tasks": ["words"], "baseline": "untrained + BM25"} | changes
+    return choose(**TOY, **by, data_dir=data_dir, dense_dirs=dense, sparse_dirs=sparse, k=10)
+
+
 def test_a_fold_is_held_out_of_negatives_and_ranked_in_its_pool(data_dir, tmp_path, monkeypatch):
     monkeypatch.setattr(cross_validation, "DEPTH", 1)
     runs = write_lists(tmp_path / "runs", "train", [[n, (n + 1) % 20, 19] for n in range(QUERIES)])
@@ -111,16 +117,9 @@ def test_a_task_of_few_queries_has_none_in_some_folds(data_dir, tmp_path):
     (fold,) = [fold for fold, queries in enumerate(held) if "few" in queries]
     assert emptied[fold] == ["few"]
     assert "train0" in held[fold]["words"]
-    chosen = choose(
-        **TOY,
-        data_dir=data_dir,
-        tasks=tasks,
-        split="train",
-        dense_dirs={"dense": [str(root / "dense") for root in folds]},
-        sparse_dirs=[str(root / "bm25") for root in folds],
-        baseline="dense + BM25",
-        k=10,
-    )
+    dense, sparse = ([str(root / name) for root in folds] for name in ("dense", "bm25"))
+    by = {"tasks": tasks, "split": "train", "baseline": "dense + BM25"}
+    chosen = choose_from(data_dir, {"dense": dense}, sparse, **by)
     assert chosen.queries == QUERIES + 1
 
 
@@ -166,16 +165,7 @@ def choice(data_dir: str, tmp_path: pathlib.Path, trained: list[list[int]], spli
         "trained": [write_lists(tmp_path / "trained", split, trained, top=60.0)],
     }
     sparse = write_lists(tmp_path / "bm25", split, [[18, 19]] * QUERIES, top=6.0)
-    return choose(
-        **TOY,
-        data_dir=data_dir,
-        tasks=["words"],
-        split=split,
-        dense_dirs=dense,
-        sparse_dirs=[sparse],
-        baseline="untrained + BM25",
-        k=10,
-    )
+    return choose_from(data_dir, dense, [sparse], split=split)
 
 
 def test_a_model_that_gains_everywhere_is_chosen(data_dir, tmp_path):

@@ -197,8 +197,7 @@ def test_a_training_depends_on_the_weights_of_the_mixture(world):
 def test_other_pretrained_weights_at_the_same_place_are_refused(tmp_path):
     """Known by name and content; what reads as before, or is gone by now, is no other input."""
     weights = tmp_path / "bert"
-    weights.mkdir()
-    (weights / "model.safetensors").write_bytes(b"one")
+    write(weights / "model.safetensors", b"one")
 
     def load(function, source=weights):
         pretrained = {"source": str(source), "num_layers": 2}
