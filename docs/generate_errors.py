@@ -4,7 +4,7 @@ The slips are those of docs/slips.py and docs/file_slips.py.
 
     python docs/generate_errors.py [FILE]
 
-`tests/test_errors_page.py` compares some of them with the page, and with --release all.
+`tests/test_docs.py` compares some of them with the page, and with --release all.
 """
 
 from __future__ import annotations

@@ -1,11 +1,17 @@
-"""Links, paths, commands and Python of all pages are there, and do what the page says."""
+"""Links, paths, commands and Python of all pages are there, and do what the page says.
+
+docs/errors.md is what its slips lead to.
+"""
 
 import ast
 import importlib
 import inspect
+import os
 import pathlib
 import re
 import shlex
+import subprocess
+import sys
 
 import pytest
 
@@ -19,6 +25,7 @@ PAGES = sorted(
     {ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")}
     - {ROOT / "docs" / "commands.md"}
 )
+ERRORS = ROOT / "docs" / "errors.md"
 HUB_ID = '"sentence-transformers/all-MiniLM-L6-v2"'
 # Folders of the repository: a path in backquotes that starts with one of them is there.
 FOLDERS = ("taser_jax", "gin_configs", "tasks", "launch", "tests", "benchmarks", "docs")
@@ -175,3 +182,47 @@ def test_page_of_commands_has_every_command_with_its_options_and_objects(monkeyp
     experts = text.partition("### ExpertConfig\n")[2].partition("\n### ")[0]
     assert "| `num_experts` | `1` |" in experts
     assert "One of `deterministic`, `sequence`, `token`." in experts
+
+
+# Neither tokens nor a model is needed for these.
+SAMPLE = (
+    "`dev.tsv`, prepared",
+    "`taser hybrid` without",
+    "query id that occurs twice",
+    "without a positive",
+    "folder that is misspelled",
+    "batch size that is",
+)
+
+
+@pytest.fixture
+def generator(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    return importlib.import_module("generate_errors")
+
+
+def test_a_sample_of_the_slips_is_as_the_page_says(generator, tmp_path):
+    worlds = generator.Worlds(tmp_path)
+    text = ERRORS.read_text(encoding="utf-8")
+    for words in SAMPLE:
+        (slip,) = [slip for slip in generator.SLIPS if words in slip.title]
+        assert generator.section(slip, worlds) in text, "run: python docs/generate_errors.py"
+
+
+def test_the_page_has_every_slip_once(generator):
+    text = ERRORS.read_text(encoding="utf-8")
+    assert re.findall("^## (.*)$", text, re.MULTILINE) == [slip.title for slip in generator.SLIPS]
+
+
+def test_a_slip_that_is_none_is_noticed(generator, tmp_path):
+    with pytest.raises(RuntimeError, match="no error, status 0"):
+        generator.Worlds(tmp_path).answer(generator.Slip("fine", ("--version",)))
+
+
+@pytest.mark.release
+def test_all_slips_are_as_the_page_says(tmp_path):
+    # In a process of its own, with one device: the tests' eight want larger batches.
+    environment = {name: v for name, v in os.environ.items() if name != "XLA_FLAGS"}
+    script, written = ROOT / "docs" / "generate_errors.py", tmp_path / "errors.md"
+    subprocess.run([sys.executable, script, written], check=True, env=environment)
+    assert ERRORS.read_text(encoding="utf-8") == written.read_text(encoding="utf-8")

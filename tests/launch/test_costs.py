@@ -1,10 +1,13 @@
-"""What a launch costs: the plan that is printed first, quotas, deletion, and the last line."""
+"""What a launch costs: the plan that is printed first, quotas, deletion, and the last line.
+
+A TPU is deleted unasked only if training says that its model is in a bucket, and it is there.
+"""
 
 import pathlib
 import signal
 
 import pytest
-from launch_stubs import EITHER, MINE, ONE, SEVERAL, TPU, TRAIN, finished, node, queued
+from launch_stubs import EITHER, MINE, ONE, SEVERAL, TPU, TRAIN, Stubs, finished, node, queued
 
 pytestmark = pytest.mark.slow
 
@@ -201,3 +204,73 @@ def test_ctrl_c_ends_connections_asks_nothing_and_prints_the_same(
         # Empty for a process that has ended and that nobody has asked for.
         program = pathlib.Path("/proc", pid, "cmdline")
         assert not program.exists() or not program.read_bytes()
+
+
+COMMAND = ("--", "train", "--gin_file=of_hosts.gin")
+MODEL = "the model is in gs://bucket/my model"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (ONE, "success): after the command has finished, if its model is in a bucket; otherwise"),
+        (("tpu_vm.sh", *TPU), "never): never: the TPU stays and is billed"),
+        ((*ONE, "--delete=never"), "never): never: the TPU stays and is billed"),
+        ((*ONE, "--delete=success"), "success): after the command has finished; otherwise, as"),
+        ((*ONE, "--delete=always"), "always): when the launcher ends, however it ends"),
+    ],
+)
+def test_the_plan_says_when_a_tpu_is_deleted(stubs, options, words):
+    assert f"\n# deletion (--delete={words}" in stubs.run(*options, "--dry_run", *COMMAND).stdout
+
+
+def ended(stubs: Stubs, listing: str, status: int, *options: str, said: str = MODEL):
+    """A run that has finished, after which gcloud lists the output as given."""
+    stubs.answer(("storage ls", listing, status), ("_host.sh", f"{said}\n{finished()}", 0))
+    return stubs.run(*ONE, "--skip_install", *options, *COMMAND)
+
+
+def test_the_model_is_looked_for_before_the_deletion(stubs):
+    result = ended(stubs, "gs://bucket/my model/checkpoint_1/", 0, "--project=p")
+    look, delete = stubs.calls[-2:]
+    assert look == ["storage", "ls", "gs://bucket/my model/", "--project=p", "--quiet"]
+    assert delete[2:5] == ["tpu-vm", "delete", "pod"]
+    assert last_line(result) == "TPU pod was deleted; nothing is billed any more"
+
+
+@pytest.mark.parametrize(
+    ("listing", "status", "reason"),
+    [
+        ("ERROR: (gcloud.storage.ls) One or more URLs matched no objects.", 1, "found nothing"),
+        ("ERROR: (gcloud.storage.ls) HTTPError 403: no permission", 1, "or could not look"),
+        ("", 0, "gcloud found nothing in gs://bucket/my model/"),
+        # A folder that the console has made.
+        ("gs://bucket/my model/", 0, "found nothing in gs://bucket/my model/"),
+        # Listed in part.
+        ("gs://bucket/my model/checkpoint_1/", 1, "or could not look"),
+    ],
+)
+def test_a_model_that_is_not_there_at_the_end_keeps_the_tpu(stubs, listing, status, reason):
+    # The command has finished, all the same.
+    result = ended(stubs, listing, status)
+    assert stubs.asked("tpu-vm", "delete") == []
+    last = last_line(result)
+    assert last.startswith("TPU pod is READY and billed until you delete it (")
+    assert reason in last
+    if listing.startswith("ERROR"):
+        assert listing in result.stderr
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        # A model on the hosts' disks, another command, hosts that have not the line.
+        "loss 1.0",
+        "embeddings: gs://bucket/e",
+        "the model is in /home/me/gs://bucket/model",
+    ],
+)
+def test_a_tpu_whose_disks_may_hold_results_stays(stubs, said):
+    result = ended(stubs, "gs://bucket/my model/checkpoint_1/", 0, said=said)
+    assert stubs.asked("tpu-vm", "delete") == []
+    assert "(the command has reported no model in a bucket)" in last_line(result)

@@ -1,4 +1,7 @@
-"""Memories plugged in and out, documents looked up, and a training on queries with documents."""
+"""Memories plugged in and out, documents looked up, and a training on queries with documents.
+
+Embeddings by text: passages of a frozen tower that nothing encodes twice.
+"""
 
 import dataclasses
 import shutil
@@ -7,6 +10,7 @@ import types
 import numpy as np
 import pytest
 import tiny_training
+from tiny_models import assert_close
 
 from taser_jax.assembly.data import TrainingData
 from taser_jax.assembly.model_directory import load_model
@@ -15,9 +19,11 @@ from taser_jax.commands.train import train
 from taser_jax.data.token_store.arrays import Ragged
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.models.batch import Role
+from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 from taser_jax.models.dual_encoder import Towers
 from taser_jax.models.fusion import BertFusionConfig, FusedStates
-from taser_jax.retrieval.embeddings import EmbeddingDtype, QueryEmbeddings
+from taser_jax.optim.optimizers import OptimizerConfig, Update
+from taser_jax.retrieval.embeddings import EmbeddingDtype, Embeddings, QueryEmbeddings
 from taser_jax.retrieval.encoding import EncodeConfig
 from taser_jax.storage.errors import ConfigError, DataError, FingerprintError
 from taser_jax.systems.moma import augment, distillation
@@ -139,8 +145,7 @@ def test_directories_may_be_links_to_another_disk(world, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_lookups_are_the_best_of_all_memories(world, mixture_dir, tmp_path):
-    options = {"tasks": ["first"], "k": 5}
-    counts = look_up(world, mixture_dir, tmp_path, **options)
+    counts = look_up(world, mixture_dir, tmp_path, tasks=["first"], k=5)
     assert counts == {"first train": 32, "first validation": 16}
     lookup = read_lookup(tmp_path, "first", "validation").run
     model, mixture = load_model(world.model_dir), Mixture.open(mixture_dir)
@@ -213,8 +218,7 @@ def test_attention_to_cached_states_is_as_to_tokens(
     for states_dir in (None, str(tmp_path / "states")):
         output_dir = str(tmp_path / f"joined-{states_dir is None}")
         places = {"output_dir": output_dir, "states_dir": states_dir}
-        outputs = distillation.distil_queries(**about, **places, learned=1)
-        shares += outputs["attention"]
+        shares += distillation.distil_queries(**about, **places, learned=1)["attention"]
         queries = TokenStore.open(output_dir).queries("first", "train")
         positives.append([*map(list, queries.positives)])
     on_tokens, on_states = shares
@@ -293,15 +297,10 @@ def test_a_pipeline_looks_up_in_the_memories_it_names_alone(world, tmp_path):
         about = {"token_store": world.stores[0], "model_dir": world.model_dir, "k": 60}
         about |= {"shared_embeddings": str(tmp_path / "shared"), "config": EncodeConfig()}
         encoded = augment.look_up(memories=chosen, **about, **places)["encoded"]
-        looked_up = read_lookup(places["output_dir"], "first", "train")
-        return (
-            Mixture.open(places["memory_dir"]).manifest.names,
-            encoded,
-            looked_up.run.rows.shape[1],
-        )
+        looked_up = read_lookup(places["output_dir"], "first", "train").run.rows
+        return Mixture.open(places["memory_dir"]).manifest.names, encoded, looked_up.shape[1]
 
-    both = look_up_in("source", "more")
-    assert both == (["source", "more"], {"source": 48, "more": 12}, 60)
+    assert look_up_in("source", "more") == (["source", "more"], {"source": 48, "more": 12}, 60)
     assert look_up_in("source") == (["source"], {"source": 0}, 48)
     assert look_up_in("more", "source")[0] == ["more", "source"]
 
@@ -330,3 +329,80 @@ def test_memories_that_have_changed_are_refused(world, tmp_path):
     metadata.write_text(text.replace(fingerprint, "0" * len(fingerprint)))
     with pytest.raises(FingerprintError, match="tokens of memory 'more' have changed"):
         memory(memory_dir=directory)
+
+
+FROZEN = (("passage_encoder/.*", Update.FREEZE), ("query_encoder/.*", Update.TRAIN))
+# Its dropout is 0, as a frozen tower's is where its embeddings are read.
+PLAIN_TOWERS = DualEncoderConfig(PLAIN.bert, pooling=PLAIN.pooling, towers=Towers.SEPARATE)
+
+
+def on_frozen(updates=FROZEN, **changes):
+    config = tiny_training.training_config(**{"train_steps": 3, **changes})
+    # A constant rate: two steps and one more are three.
+    optimizer = OptimizerConfig(learning_rate=1e-2, warmup_steps=1, floor=1.0, updates=updates)
+    return dataclasses.replace(config, optimizer=optimizer)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """A token store, a model, and its passage tower's embeddings by text; as text, by name."""
+    root = tmp_path_factory.mktemp("shared")
+    shared = {name: str(root / name) for name in ("store", "model", "embeddings", "shared")}
+    tiny_training.write_token_store(root / "store", num_passages=48, least_words=10)
+    tiny_training.write_untrained(root / "model", PLAIN_TOWERS, root / "store")
+    encode(
+        model_dir=shared["model"],
+        token_store=shared["store"],
+        output_dir=shared["embeddings"],
+        shared_embeddings=shared["shared"],
+        query_splits=[],
+    )
+    return shared
+
+
+@pytest.mark.slow
+def test_training_on_embeddings_is_training_on_tokens_also_after_a_kill(shared, tmp_path):
+    results = {}
+    on_embeddings = {"shared_embeddings": shared["shared"]}
+    for name, steps, data in (
+        ("tokens", 3, {}),
+        ("embeddings", 2, on_embeddings),
+        ("embeddings", 3, on_embeddings),
+    ):
+        summary = train(
+            model_dir=str(tmp_path / name),
+            data=TrainingData(shared["store"], **data),
+            model=PLAIN_TOWERS,
+            training=on_frozen(evaluation_period=3, train_steps=steps),
+            initial_checkpoint=f"{shared['model']}/checkpoint_0",
+        )
+        results[name] = summary, load_model(tmp_path / name, step=steps)
+    (first, tokens), (second, embedded) = results.values()
+    assert first.validation["nll"] == pytest.approx(second.validation["nll"], abs=1e-5)
+    assert embedded.passage_fingerprint == load_model(shared["model"]).passage_fingerprint
+    # Adam divides by gradients' size: equal to rounding in the loss, close in the weights.
+    towers = (model.params["query_encoder"] for model in (tokens, embedded))
+    assert_close(*towers, rtol=0, atol=2e-3)
+
+
+@pytest.mark.slow
+def test_models_of_one_passage_tower_encode_a_text_once(shared, tmp_path):
+    direct = {"model_dir": shared["model"], "token_store": shared["store"]}
+    encode(**direct, output_dir=str(tmp_path / "direct"), query_splits=[])
+    of_texts, expected = (Embeddings(d) for d in (shared["embeddings"], tmp_path / "direct"))
+    np.testing.assert_allclose(of_texts[:], expected[:], atol=1e-6)
+    assert of_texts.fingerprints == expected.fingerprints
+    memories = {"memory_dir": str(tmp_path / "memories"), "shared_embeddings": shared["shared"]}
+    assert add_memory(name="source", **memories, **direct) == {"encoded": 0, "kept": 48}
+
+
+@pytest.mark.slow
+def test_a_tower_that_is_trained_or_another_one_is_refused(shared, tmp_path):
+    data = TrainingData(shared["store"], shared_embeddings=shared["shared"])
+    trained, other = on_frozen(updates=None), on_frozen(validates=False)
+    for config, error, message in (
+        (trained, ConfigError, "passage_encoder is trained"),
+        (dataclasses.replace(other, seed=9), FingerprintError, "embeddings by text"),
+    ):
+        with pytest.raises(error, match=message):
+            train(model_dir=str(tmp_path / "model"), data=data, model=PLAIN_TOWERS, training=config)
