@@ -3,20 +3,15 @@
 import csv
 
 import numpy as np
-import pytest
 from script_calls import load_script
 from written_files import write
 
 from taser_jax.retrieval.runs import top_k
 
-
-@pytest.fixture(scope="module")
-def script():
-    return load_script("false_negatives.py")
+script = load_script("false_negatives.py")
 
 
-@pytest.fixture
-def source(script, tmp_path):
+def test_counts_and_samples_of_each_option(tmp_path, monkeypatch, capsys):
     """Three passages and three questions of each set; the last positive comes too late."""
     for name, files in script.SETS.items():
         passages, questions = (tmp_path / file for file in files)
@@ -26,10 +21,7 @@ def source(script, tmp_path):
         contexts = [[{"passage_id": str(number)}] for number in range(3)]
         records = [{**asked, "qid": n, "positive_ctxs": own} for n, own in enumerate(contexts)]
         write(questions, records)
-    return tmp_path
 
-
-def test_counts_and_samples_of_each_option(script, source, monkeypatch, capsys):
     def retrieve(pretrained, store, queries, *, length):
         assert [passage.id for passage in store] == ["squad-0", "squad-1", "nq-0", "nq-1"]
         assert [query.positives for query in queries] == [(0,), (1,), (2,), (3,)]
@@ -37,8 +29,8 @@ def test_counts_and_samples_of_each_option(script, source, monkeypatch, capsys):
         return top_k(np.broadcast_to(np.arange(4), (4, 4)), scores, 100)
 
     monkeypatch.setattr(script, "retrieve", retrieve)
-    out = source / "out"
-    script.main([str(source), str(out), "model", "--passages=2"])
+    out = tmp_path / "out"
+    script.main([str(tmp_path), str(out), "model", "--passages=2"])
     lines = capsys.readouterr().out.splitlines()
     # 3 negatives for each of 4 queries; rows 0 and 2 hold "text 0".
     assert lines[0].startswith("top 5: 50.0% contain an answer; 12 negatives")

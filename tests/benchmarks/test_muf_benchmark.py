@@ -24,10 +24,9 @@ def write_seed(directory: pathlib.Path, rows: dict[str, float], auroc: float) ->
     for system, share in rows.items():
         hits = dict.fromkeys("ab", 10 * share)
         write_hits(directory, system, hits, measures=measures, parameters=1000)
-    with (directory / "domains.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([["system"], *([name] for name in rows)])
+    write(directory / "domains.csv", "\n".join(["system", *rows]))
     lines = ["specialist,task,own,auroc_of_errors,auroc_of_own_queries", f"A,a,True,,{auroc}"]
-    (directory / "uncertainty.csv").write_text("\n".join([*lines, "A,b,False,0.9,0.1"]) + "\n")
+    write(directory / "uncertainty.csv", "\n".join([*lines, "A,b,False,0.9,0.1"]))
 
 
 def test_rows_have_their_spread_and_claims_their_intervals(tmp_path):
@@ -64,8 +63,7 @@ def test_all_of_it_on_a_few_questions(tmp_path):
     write_shared(shared)
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     words = [*special, *WORDS, *map(str, range(100)), "about", "?"]
-    write(tmp_path / "vocabulary" / "vocab.txt", "\n".join(words))
-    checkpoint = write_with_vocabulary(tmp_path / "minilm", tmp_path / "vocabulary", num_layers=6)
+    checkpoint = write_with_vocabulary(tmp_path / "minilm", words, num_layers=6)
     command = [
         *("benchmarks/muf/run.sh", shared, tmp_path / "out", checkpoint),
         *("--gin.WARMUP_STEPS=1", "--gin.BATCH_SIZE=8"),

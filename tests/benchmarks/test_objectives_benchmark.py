@@ -5,29 +5,24 @@ import json
 import pytest
 from bert_checkpoints import write_with_vocabulary
 from script_calls import load_script
-from written_files import kilt_mini, write
+from written_files import kilt_mini
 
 pytestmark = [pytest.mark.slow, pytest.mark.release]
 
 
-@pytest.fixture
-def places(tmp_path):
-    """Flags: thirty claims and their passages, and a tiny BERT that knows their words."""
+def test_rows_differ_in_their_objective_alone(tmp_path, monkeypatch, capsys):
+    """Of thirty claims and their passages, from a tiny BERT that knows their words."""
     folder = kilt_mini(tmp_path / "data" / "kilt_mini", queries=30)
-    words = tmp_path / "words"
     digits = [str(n) for n in range(10)]
-    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "text", "title", "claim", *digits]
-    write(words / "vocab.txt", "\n".join([*pieces, *(f"##{digit}" for digit in digits)]) + "\n")
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "text", "title", "claim", *digits]
+    words += [f"##{digit}" for digit in digits]
     bert = write_with_vocabulary(tmp_path / "bert", words, num_layers=2)
-    return [f"--data={folder.parent}", f"--pretrained={bert}", f"--out={tmp_path / 'out'}"]
-
-
-def test_rows_differ_in_their_objective_alone(places, tmp_path, monkeypatch, capsys):
     objectives = load_script("objectives.py")
     monkeypatch.setattr(objectives, "FEW", 4)
     monkeypatch.setattr(objectives, "BATCH_SIZE", 8)
     monkeypatch.setattr(objectives, "LENGTHS", {"query": 8, "passage": 16})
-    flags = [*places, "--set=fm2", "--steps=2", "--seeds=0,1"]
+    flags = [f"--data={folder.parent}", f"--pretrained={bert}", f"--out={tmp_path / 'out'}"]
+    flags += ["--set=fm2", "--steps=2", "--seeds=0,1"]
     objectives.main(flags)
     assert "### nDCG@10" in capsys.readouterr().out
     findings = json.loads((tmp_path / "out" / "claims.json").read_text())

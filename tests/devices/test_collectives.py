@@ -1,14 +1,11 @@
-"""Collectives of HLO texts written by hand in the ways XLA writes them, and of a real module."""
+"""Collectives of HLO texts written by hand in the ways XLA writes them.
 
-from __future__ import annotations
+tests/training/test_meshes.py and test_compiler.py read those of real modules.
+"""
 
-import jax
-import jax.numpy as jnp
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
 
 from taser_jax.devices.collectives import DCN, Collective, read_collectives
-from taser_jax.devices.mesh import MeshConfig, make_mesh
 
 
 def computation(name: str, *lines: str) -> str:
@@ -166,18 +163,3 @@ def test_loops_and_calls_multiply(text, times):
 )
 def test_bytes_that_leave_a_device(kind, sent):
     assert Collective(kind, num_bytes=800, group_size=4, times=2).link_bytes == 2 * sent
-
-
-def test_a_module_of_this_jax():
-    """A sum over a sharded axis is one all-reduce of its result, on each of five rounds."""
-    mesh = make_mesh(MeshConfig())
-    split = NamedSharding(mesh, PartitionSpec(("data",)))
-
-    def body(total, _):
-        rows = jax.lax.with_sharding_constraint(jnp.outer(jnp.arange(8.0), total), split)
-        return total + (rows**2).sum(0), None
-
-    step = jax.jit(lambda start: jax.lax.scan(body, start, length=5)[0])
-    hlo = step.lower(jnp.ones(16)).compile().as_text()
-    reduced = [each for each in read_collectives(hlo, num_devices=8) if each.kind == "all-reduce"]
-    assert [(each.num_bytes, each.group_size, each.times) for each in reduced] == [(64, 8, 5)]

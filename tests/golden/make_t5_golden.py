@@ -21,14 +21,14 @@ KINDS = {
 }
 
 
-def random_model(kind, *, seed=0, **changes):
+def random_model(kind, *, seed=0):
     """A T5 whose weights are all large and random, so that a wrong term cannot hide."""
     import torch
     import transformers
 
     family = "UMT5" if kind == "umt5" else "T5"
     config_class = getattr(transformers, f"{family}Config")
-    model = getattr(transformers, f"{family}Model")(config_class(**SIZES | KINDS[kind] | changes))
+    model = getattr(transformers, f"{family}Model")(config_class(**SIZES | KINDS[kind]))
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -45,24 +45,18 @@ def random_inputs(*, length, seed=0):
     return rng.integers(1, SIZES["vocab_size"], mask.shape).astype(np.int32), mask
 
 
-def outputs(model, ids, mask):
-    """The encoder's states and the decoder's first output."""
+def main():
     import torch
 
-    with torch.no_grad():
-        states = model(
-            input_ids=torch.tensor(ids, dtype=torch.long),
-            attention_mask=torch.tensor(mask, dtype=torch.long),
-            decoder_input_ids=torch.zeros((len(ids), 1), dtype=torch.long),
-        )
-    return states.encoder_last_hidden_state.numpy(), states.last_hidden_state[:, 0].numpy()
-
-
-def main():
     for kind in KINDS:
         model = random_model(kind)
         ids, mask = random_inputs(length=20)
-        encoded, decoded = outputs(model, ids, mask)
+        with torch.no_grad():
+            output = model(
+                input_ids=torch.tensor(ids, dtype=torch.long),
+                attention_mask=torch.tensor(mask, dtype=torch.long),
+                decoder_input_ids=torch.zeros((len(ids), 1), dtype=torch.long),
+            )
         tied = {"encoder.embed_tokens.weight", "decoder.embed_tokens.weight"}
         tensors = {n: t.numpy() for n, t in model.state_dict().items() if n not in tied}
         np.savez_compressed(
@@ -70,8 +64,8 @@ def main():
             config=json.dumps(model.config.to_diff_dict(), default=str),
             ids=ids,
             mask=mask,
-            encoded=encoded,
-            decoded=decoded,
+            encoded=output.encoder_last_hidden_state.numpy(),
+            decoded=output.last_hidden_state[:, 0].numpy(),
             **{f"tensor/{name}": tensor for name, tensor in tensors.items()},
         )
 

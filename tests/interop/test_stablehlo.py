@@ -11,12 +11,11 @@ import pytest
 import tokenizers
 from jax import export
 from tiny_models import tiny_tokens
-from tiny_source import PIECES, QUERY_LENGTH, embed, exported, t5_source, tiny_source
+from tiny_source import PIECES, QUERY_LENGTH, embed, embed_queries, exported, t5_source, tiny_source
 
-from taser_jax.data.text.preprocessors import encode_queries, passage_ids
+from taser_jax.data.text.preprocessors import passage_ids
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.data.token_store.store import QuerySettings
-from taser_jax.interop import stablehlo
 from taser_jax.interop.stablehlo import LOAD_SNIPPET, PARAMETERS_FILE, card_texts, export_stablehlo
 from taser_jax.models.batch import Role
 from taser_jax.models.bert_dual_encoder import Pooling
@@ -40,16 +39,6 @@ def run_snippet(directory, role, ids, mask):
     names = {"directory": directory, "ids": ids, "mask": mask}
     exec(LOAD_SNIPPET.replace("encode_query", f"encode_{role.value}"), names)
     return types.SimpleNamespace(**names)
-
-
-@pytest.fixture(scope="module")
-def det_r(tmp_path_factory):
-    """Exported with a kernel that no CPU has, as models trained on GPUs come."""
-    directory = tmp_path_factory.mktemp("det_r")
-    source = tiny_source(directory)
-    bert = {"attention": AttentionKernel.CUDNN, "remat": Remat.BLOCK}
-    on_gpu = tiny_source(directory, bert=bert)
-    return source, exported(export_stablehlo, on_gpu, directory)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -84,9 +73,14 @@ def test_bfloat16_activations_stay(tmp_path):
     assert embeddings.dtype == np.float32
 
 
-def test_programs_are_of_three_platforms_and_without_weights(det_r):
-    """These lie there once, and come back bit for bit."""
-    source, directory = det_r
+def test_programs_are_of_three_platforms_and_without_weights(tmp_path):
+    """These lie there once, and come back bit for bit.
+
+    Exported with a kernel that no CPU has, as models trained on GPUs come.
+    """
+    bert = {"attention": AttentionKernel.CUDNN, "remat": Remat.BLOCK}
+    source, on_gpu = tiny_source(tmp_path), tiny_source(tmp_path, bert=bert)
+    directory = exported(export_stablehlo, on_gpu, tmp_path)
     tokens = tiny_tokens(2, QUERY_LENGTH)
     params = run_snippet(directory, Role.QUERY, tokens.ids, tokens.mask).params
     jax.tree.map(np.testing.assert_array_equal, params, source.params)
@@ -102,48 +96,24 @@ def test_programs_are_of_three_platforms_and_without_weights(det_r):
     assert (directory / PARAMETERS_FILE).stat().st_size < 1.5 * size
 
 
-def test_the_snippet_runs_without_taser_jax(det_r, tmp_path):
-    source, directory = det_r
-    tokens = tiny_tokens(4, QUERY_LENGTH)
-    np.savez(tmp_path / "tokens.npz", ids=tokens.ids, mask=tokens.mask)
+def test_the_code_of_the_card_runs_without_taser_jax(tmp_path):
+    """From texts to embeddings, with prompts; passages have their own tokenizer."""
+    prompt = (PIECES.index("the"), PIECES.index("[SEP]"))
+    settings = {"query_settings": QuerySettings(prompt=prompt), "passage_prompt": prompt[:1]}
+    source = dataclasses.replace(tiny_source(tmp_path), **settings)
+    directory = exported(export_stablehlo, source, tmp_path)
+    texts = ["paris is a", "[SEP] " + "the city in france un " * 9, "CITY?"]
+    code = card_texts(source).code.replace('directory = "."', f"directory = {str(directory)!r}")
     program = (
-        "import sys, numpy\n"
-        "directory, tokens = sys.argv[1], numpy.load(sys.argv[2])\n"
-        "ids, mask = tokens['ids'], tokens['mask']\n"
-        f"{LOAD_SNIPPET}"
-        "numpy.save(sys.argv[3], embeddings)\n"
-        "foreign = ('taser_jax', 'flax', 'tensorflow')\n"
-        "assert not [name for name in sys.modules if name.partition('.')[0] in foreign]\n"
+        re.sub(r"^texts = .*$", f"texts = {texts!r}", code, flags=re.M)
+        + "import sys\n"
+        + "np.save(sys.argv[1], embeddings)\n"
+        + "foreign = ('taser_jax', 'flax', 'tensorflow')\n"
+        + "assert not [name for name in sys.modules if name.partition('.')[0] in foreign]\n"
     )
-    arguments = [directory, tmp_path / "tokens.npz", tmp_path / "embeddings.npy"]
-    subprocess.run([sys.executable, "-c", program, *arguments], check=True)
-    np.testing.assert_allclose(np.load(arguments[-1]), embed(source, Role.QUERY, tokens), atol=2e-6)
-
-
-@pytest.mark.parametrize("prompt", [(), ("the", "[SEP]")])
-def test_the_card_converts_texts_to_our_ids_without_us(det_r, tmp_path, prompt, monkeypatch):
-    source, directory = det_r
-    settings = QuerySettings(prompt=tuple(PIECES.index(piece) for piece in prompt))
-    if prompt:
-        prompts = {"query_settings": settings, "passage_prompt": settings.prompt[:1]}
-        source, directory = dataclasses.replace(source, **prompts), tmp_path
-        # Only the files around the program count.
-        stub = types.SimpleNamespace(serialize=lambda: b"")
-        monkeypatch.setattr(stablehlo, "lower_encoder", lambda *_, **__: stub)
-        export_stablehlo(source, tmp_path)
-    code = card_texts(source).code.partition("import pathlib")[0]
-    vocabulary = load_vocabulary(directory / "vocabulary")
-    words = [piece for piece in vocabulary.pieces if piece.isalpha()]
-    texts = [" ".join(words[:3]), "[SEP] " + " ".join(words * 9), f"{words[4].upper()}?"]
-    names = {}
-    code = code.replace('directory = "."', f"directory = {str(directory)!r}")
-    exec(re.sub(r"^texts = .*$", f"texts = {texts!r}", code, flags=re.M), names)
-    ours = encode_queries(texts, vocabulary, length=QUERY_LENGTH, settings=settings)
-    width = names["ids"].shape[1]
-    np.testing.assert_array_equal(names["ids"], ours.ids[:, :width])
-    np.testing.assert_array_equal(names["mask"], ours.mask[:, :width])
-    assert ours.mask[:, :width].sum() == ours.mask.sum()
-    file = directory / "passage_tokenizer" / "tokenizer.json"
-    tokenizer = tokenizers.Tokenizer.from_file(str(file))
+    subprocess.run([sys.executable, "-c", program, tmp_path / "embeddings.npy"], check=True)
+    embeddings = np.load(tmp_path / "embeddings.npy")
+    np.testing.assert_allclose(embeddings, embed_queries(source, texts), atol=2e-6)
+    vocabulary, file = source.vocabulary, directory / "passage_tokenizer" / "tokenizer.json"
     passages = passage_ids(texts[:1], texts[2:], vocabulary, 20, prompt=source.passage_prompt)
-    assert [tokenizer.encode(texts[0], texts[2]).ids] == passages
+    assert [tokenizers.Tokenizer.from_file(str(file)).encode(texts[0], texts[2]).ids] == passages

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 from hugging_face_parity import (
-    assert_t5_parity,
+    assert_close,
     hidden_states,
     last_states,
     relative_error,
@@ -81,6 +81,8 @@ def test_outputs_of_t5_and_weights_back(kind, tmp_path):
     params = t5_from_tensors(tensors, config, where="golden")
     mask = golden["mask"]
     assert not mask.all()
-    outputs = t5_outputs(config, params, golden["ids"], mask)
-    assert_t5_parity(outputs, (golden["encoded"], golden["decoded"]), mask)
+    states, decoded = t5_outputs(config, params, golden["ids"], mask)
+    # States under the padding mean nothing.
+    assert_close(np.asarray(states)[mask], golden["encoded"][mask])
+    assert_close(np.asarray(decoded), golden["decoded"])
     jax.tree.map(np.testing.assert_array_equal, t5_to_tensors(params, config), tensors)

@@ -1,27 +1,31 @@
-"""BERT and its relatives, weights and tokens, beside Hugging Face's PyTorch models, live."""
+"""BERT, its relatives and a T5 that fuses documents, beside Hugging Face's PyTorch models, live."""
 
 import json
 import pathlib
 import sys
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from hugging_face_parity import last_states, relative_error
+from hugging_face_parity import assert_close, last_states, relative_error
 from safetensors.numpy import save_file
 
-from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.interop.bert import bert_leaves, encoder_from_tensors
 from taser_jax.interop.bert_formats import bert_config, config_to_json
+from taser_jax.interop.t5 import t5_config, t5_from_tensors
 from taser_jax.interop.tensors import params_to_tensors, read_tensors
-from taser_jax.interop.tokenizer_files import write_tokenizer
+from taser_jax.models.batch import Augmented, Tokens
 from taser_jax.models.bert_config import Family
+from taser_jax.models.dual_encoder import DualEncoder
+from taser_jax.models.fusion import T5FusionConfig, encode_with_attention
 from taser_jax.storage.errors import DataError
 
 torch = pytest.importorskip("torch", reason="PyTorch is an optional extra")
 transformers = pytest.importorskip("transformers", reason="an optional extra")
 sys.path.append(str(pathlib.Path(__file__).parents[1] / "golden"))
 import make_bert_golden as hf  # noqa: E402
+import make_t5_golden as t5  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
@@ -162,31 +166,41 @@ def test_a_pytorch_file_in_bfloat16_and_damaged_ones(tmp_path, monkeypatch):
     assert not (tmp_path / "created-by-a-pickle").exists()
 
 
-WORDS = """
-Retrieval of the 12,000 passages; isn't it? naïve CAFÉ Ångström straße ΣΊΣΥΦΟΣ İstanbul ﬁ Ⅷ ①
-北京 東京タワー 한국어 Привет мир! שלום العربية हिन्दी ไทย 😀👍🏽 x²+y³=z ½ $5.99 50% e-mail é é
-foo_bar(baz) http://a.b/c?d=e#f “quoted” ‘single’ — dash … ellipsis c++ C# .NET 1e-5 0xFF ##ing
-"""
+def test_fused_queries_are_a_decoder_over_joined_encoder_outputs(tmp_path):
+    """Fusion-in-Decoder's way: segments encoded apart, their states given as one text's."""
+    model = t5.random_model("t5", seed=3)
+    model.save_pretrained(tmp_path)
+    config = t5_config(tmp_path)
+    params = t5_from_tensors(read_tensors(tmp_path), config, where="live")
+    query_ids, query_mask = (array[:2] for array in t5.random_inputs(length=6, seed=4))
+    ids, mask = t5.random_inputs(length=9, seed=5)
+    present = np.array([[True, True], [True, False]])
+    texts = Augmented(
+        Tokens(query_ids, query_mask), Tokens(ids.reshape(2, 2, 9), mask.reshape(2, 2, 9)), present
+    )
+    fusion = DualEncoder(T5FusionConfig(t5=config))
+    params = jax.tree.map(jnp.asarray, {"encoder": params})
+    embeddings, attention = encode_with_attention(fusion, params, texts)
 
+    def states(ids, mask):
+        return model.encoder(
+            input_ids=torch.tensor(ids, dtype=torch.long),
+            attention_mask=torch.tensor(mask, dtype=torch.long),
+        ).last_hidden_state
 
-def texts():
-    """Some hundred: words, numbers, punctuation, accents, scripts, odd spaces, long words."""
-    rng = np.random.default_rng(0)
-    odd = ["\u00a0nbsp\u3000wide\u200bzero", "tab\there", "new\nline", "nul\u0000\ufffd\u0007bell"]
-    words = [*WORDS.split(), *odd]
-    made = [" ".join(rng.choice(words, rng.integers(1, 25))) for _ in range(300)]
-    return [*words, *made, "", " ", "a" * 100, "a" * 101]
-
-
-def test_ids_are_transformers(minilm, tmp_path):
-    vocabulary = load_vocabulary(minilm)
-    write_tokenizer(minilm, tmp_path, max_length=24)
-    all_texts = texts()
-    expected = [[101, *ids, 102] for ids in vocabulary.encode(all_texts)]
-    theirs = transformers.AutoTokenizer.from_pretrained(minilm)
-    ours = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    for tokenizer in (theirs, ours):
-        tokenizer.model_max_length = 10**6
-        encoded = tokenizer(all_texts, truncation=False, padding=False)["input_ids"]
-        assert len(encoded) == len(expected) > 300
-        assert not [t for t, a, b in zip(all_texts, encoded, expected, strict=True) if a != b]
+    with torch.no_grad():
+        documents = states(ids, mask).reshape(2, 18, -1)
+        joined = torch.cat([states(query_ids, query_mask), documents], dim=1)
+        of_documents = (mask.reshape(2, 2, 9) & present[..., None]).reshape(2, 18)
+        real = np.concatenate([query_mask, of_documents], axis=1)
+        model.set_attn_implementation("eager")
+        output = model(
+            encoder_outputs=transformers.modeling_outputs.BaseModelOutput(joined),
+            attention_mask=torch.tensor(real, dtype=torch.long),
+            decoder_input_ids=torch.zeros((2, 1), dtype=torch.long),
+            output_attentions=True,
+        )
+    assert_close(np.asarray(embeddings), output.last_hidden_state[:, 0].numpy())
+    probabilities = torch.stack(output.cross_attentions)[:, :, :, 0].sum((0, 2)).numpy()
+    expected = np.stack([part.sum(1) for part in np.split(probabilities, [6, 15], axis=1)], axis=1)
+    np.testing.assert_allclose(attention, expected, atol=1e-4)

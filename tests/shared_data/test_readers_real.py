@@ -1,12 +1,11 @@
-import json
 import os
 
 import pytest
 
 from taser_jax.data.collections.store import PassageStore, QuerySet
-from taser_jax.data.prepare.collection import gold_path, prepare
+from taser_jax.data.prepare.collection import prepare
 from taser_jax.data.prepare.mapping import MISSING_POSITIVES
-from taser_jax.data.prepare.splits import PrepareOptions, QuestionFiles
+from taser_jax.data.prepare.splits import QuestionFiles
 from taser_jax.data.readers.passages import read_passages
 from taser_jax.data.readers.questions import read_questions
 from taser_jax.storage.errors import DataError
@@ -96,35 +95,6 @@ def test_qrels_and_contexts_name_the_same_rows(merged, task, by_content, by_qrel
         for query, passage in zip(of_contexts, golds, strict=True)
     )
     assert held / len(of_contexts) > 0.9
-
-
-@pytest.mark.release
-def test_positives_are_the_passages_that_kilts_files_name(shared_data, tmp_path):
-    tasks = {
-        "hotpotqa": {"test": "hotpotqa-train100.jsonl.gz"},
-        "selqa": "selqa-dev.jsonl.gz",
-        "climate_fever": {"test": "climate_fever-all.jsonl.gz"},
-    }
-    prepared = prepare(
-        data_dir=tmp_path,
-        collection="mini",
-        passages="passages.tsv.gz",
-        queries=tasks,
-        directory=shared_data / "kilt_mini",
-        options=PrepareOptions(strict=True),
-    )
-    assert sum(split.queries for split in prepared.splits) == 100 + 785 + 1061
-    assert not any(split.left_out for split in prepared.splits)
-    store = PassageStore.open(tmp_path, "mini")
-    assert len({passage.page_id for passage in store}) == 28537
-    for task in ("hotpotqa", "climate_fever"):
-        queries = QuerySet.open(tmp_path, "mini", task, "test")
-        gold = map(json.loads, gold_path(queries).read_text().splitlines())
-        for query, record in zip(queries, gold, strict=True):
-            places = [place for output in record["output"] for place in output["provenance"]]
-            assert {store.ids[row] for row in query.positives} == {p["passage_id"] for p in places}
-            pages = {passage.page_id for passage in store.get_many(query.positives)}
-            assert pages == {place["wikipedia_id"] for place in places}
 
 
 def test_scifact(shared_data, tmp_path):

@@ -100,14 +100,3 @@ def test_frozen_blocks_run_as_at_inference_and_those_above_as_before():
     assert [encoded.routing.count.shape for encoded in outputs] == [(1,), (1,)]
     other = encode(states, rngs={**rngs, "dropout": jax.random.key(3)})
     assert np.abs(other.embeddings - outputs[0].embeddings).max() > 1e-2
-
-
-def test_states_leave_the_flops_of_frozen_blocks_out():
-    config = bert()
-    forward = sum(n * sum(config.block_flops(length)) for n, length in BATCH.sides)
-    scores = 3 * 2 * 8 * 16 * 16
-    # Both blocks cost the same: mean pooling, one expert a role.
-    assert config.training_flops(BATCH) == 3 * forward + scores
-    assert config.training_flops(BATCH, frozen_blocks=1) == 2 * forward + scores
-    on_states = config.training_flops(BATCH, frozen_blocks=1, has_states=True)
-    assert on_states == 3 * forward // 2 + scores
