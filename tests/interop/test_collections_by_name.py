@@ -52,8 +52,7 @@ def libraries(tmp_path, monkeypatch):
         "tiny/test": Data({"q1": GRADES["q1"]}),
         "bare": Data({}),
     }
-    ir_datasets = SimpleNamespace(load=datasets.__getitem__)
-    monkeypatch.setitem(sys.modules, "ir_datasets", ir_datasets)
+    monkeypatch.setitem(sys.modules, "ir_datasets", SimpleNamespace(load=datasets.__getitem__))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 

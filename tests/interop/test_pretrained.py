@@ -102,8 +102,7 @@ def test_learned_routing_starts_with_plain_embeddings_and_drawn_routers(checkpoi
     params = loaded(checkpoint, config)
     expected = embed(shared, {"encoder": plain}, Role.QUERY)
     np.testing.assert_allclose(embed(config, params, Role.QUERY), expected, rtol=1e-4, atol=1e-5)
-    drawn = random_params(DualEncoder(config))
-    same(params["encoder"]["router"], drawn["encoder"]["router"])
+    same(params["encoder"]["router"], random_params(DualEncoder(config))["encoder"]["router"])
 
 
 def test_the_first_layers_alone(checkpoint, plain):

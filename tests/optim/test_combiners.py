@@ -119,8 +119,7 @@ def test_pcgrad_equals_its_papers_algorithm(reduction):
         scale = 1 / 3 if reduction is Reduction.MEAN else 1
         np.testing.assert_allclose(flatten(of_step), scale * expected, rtol=2e-5, atol=1e-5)
         np.testing.assert_array_equal(of_step["encoder"]["frozen"], 0)
-    conflicts = (g @ g.T < 0).sum() / 6
-    assert float(state.report.scalars["conflicts"]) == pytest.approx(conflicts)
+    assert float(state.report.scalars["conflicts"]) == pytest.approx((g @ g.T < 0).sum() / 6)
 
 
 @pytest.mark.parametrize(

@@ -121,8 +121,7 @@ def serving(retriever: FakeRetriever, **options) -> contextlib.AbstractContextMa
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[httpx.Client]:
-    limits = Limits(max_body=50_000, body_seconds=1)
-    with serving(FakeRetriever(), limits=limits) as client:
+    with serving(FakeRetriever(), limits=Limits(max_body=50_000, body_seconds=1)) as client:
         yield client
 
 
@@ -141,8 +140,7 @@ def test_queries_of_all_lengths_are_compiled_before_the_first():
 
 def test_a_hybrid_search_of_a_retriever_that_lost_bm25_builds_no_index():
     """A reload came between the request and its batch."""
-    retrievers = [FakeRetriever(has_hybrid=False), FakeRetriever()]
-    engine = Engine(retrievers.pop, warm_batches=())
+    engine = Engine([FakeRetriever(has_hybrid=False), FakeRetriever()].pop, warm_batches=())
     work, titles = Work("search", k=10, hybrid=True), []
     for _ in range(2):
         [hits] = engine.compute(work, ["who?"])
@@ -296,8 +294,7 @@ def test_a_token_is_required_everywhere_but_for_health():
         assert client.post("/search", json={"query": "who?"}).status_code == 401
         assert client.get("/metrics").status_code == 401
         for wrong in ("s3cret", "Bearer s3cre", "Bearer s3cret2", "bearer S3CRET"):
-            headers = {"Authorization": wrong}
-            assert client.get("/about", headers=headers).status_code == 401
+            assert client.get("/about", headers={"Authorization": wrong}).status_code == 401
         assert client.get("/about", headers={"Authorization": "Bearer s3cret"}).status_code == 200
         assert client.get("/healthz").status_code == client.get("/").status_code == 200
 

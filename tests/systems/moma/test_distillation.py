@@ -100,8 +100,7 @@ def test_documents_are_named_and_ordered_by_attention(mixture, tmp_path):
     result = SearchResult(rows, np.array([[4, 3, 2, 1], [5, 0, 0, 0]], np.float32))
     # Three of the four are fused; the first column is the query's own tokens.
     attention = np.array([[9.0, 0.1, 0.3, 0.1], [9.0, 0.2, 0.0, 0.0]], np.float32)
-    shown = documents_shown(mixture, result, attention, data_dir=str(tmp_path / "data"))
-    assert shown == [
+    assert documents_shown(mixture, result, attention, data_dir=str(tmp_path / "data")) == [
         [
             "  from memory:",
             "    60%  more  [3.00]  title: text 50",
