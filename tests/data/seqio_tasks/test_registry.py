@@ -7,7 +7,7 @@ import seqio
 from taser_jax.data.collections.store import write_collection, write_queries
 from taser_jax.data.seqio_tasks import registry as retrieval
 from taser_jax.data.seqio_tasks.retrieval_task import use_data
-from taser_jax.data.text.preprocessors import QueryNormalization, TaskPrompt, Titles
+from taser_jax.data.text.preprocessors import Prompt, QueryNormalization, TaskPrompt, Titles
 from taser_jax.data.text.wordpiece import WordPieceVocabulary
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.records import Passage, Query
@@ -132,6 +132,23 @@ def test_task_files_register_without_data():
     assert [task.name for task in open_qa] == ["open_qa_nq", "open_qa_squad"]
     assert tuple(pydocs[0].splits) == ("train", "validation", "test")
     assert retrieval.find_mixture("my_mixture").weights() == {"questions": 2.0, "claims": 1.0}
+
+
+@pytest.mark.parametrize("module", ["kilt", "kilt_mini"])
+def test_kilts_task_files(module):
+    names = runpy.run_path(str(TASK_FILES / f"{module}.py"))["TASKS"]
+    lengths = {task: length for task, (_, _, length) in names.items()}
+    for mixture in (module, f"{module}_name", f"{module}_name_t5", f"{module}_marker"):
+        tasks = retrieval.find_mixture(mixture).tasks
+        assert {task.query_set: task.query_length for task in tasks} == lengths
+        assert {task.collection for task in tasks} == {module}
+        prompts = {task.query_set: task.prompt for task in tasks}
+        kind = {module: Prompt.NONE, f"{module}_marker": Prompt.MARKER}.get(mixture, Prompt.NAME)
+        assert {prompt.kind for prompt in prompts.values()} == {kind}
+        separator = "<extra_id_1>" if mixture.endswith("t5") else None
+        assert {prompt.separator for prompt in prompts.values()} == {separator}
+        assert len({prompt.name for prompt in prompts.values()}) == len(lengths)
+        assert len({prompt.family for prompt in prompts.values()}) == (5 if module == "kilt" else 4)
 
 
 def test_a_collection_as_it_is_takes_titles_as_its_vocabulary_says(data_dir):

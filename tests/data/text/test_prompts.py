@@ -1,6 +1,3 @@
-import pathlib
-import runpy
-
 import numpy as np
 import pytest
 from sentence_models import t5_model
@@ -18,7 +15,6 @@ from taser_jax.storage.records import Passage, Query
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "nq", "a", "b", "c", "fact", "checking"]
 CLS, SEP, NQ, A, B, C = 2, 3, 4, 5, 6, 7
 VOCABULARY = WordPieceVocabulary(PIECES)
-TASK_FILES = pathlib.Path(__file__).resolve().parents[3] / "tasks"
 
 pytestmark = pytest.mark.usefixtures("empty_registries")
 
@@ -122,20 +118,3 @@ def test_each_task_has_its_own_length_and_prompt_in_a_token_store(tokenized):
     retrieval.add_retrieval_task("u_long", collection="toy", task="long", query_length=9)
     retrieval.add_retrieval_mixture("u", ["t_short", "u_long"])
     assert tokenized("u").queries("long", "train").ids.shape == (2, 9)
-
-
-@pytest.mark.parametrize("module", ["kilt", "kilt_mini"])
-def test_kilts_task_files(module):
-    names = runpy.run_path(str(TASK_FILES / f"{module}.py"))["TASKS"]
-    lengths = {task: length for task, (_, _, length) in names.items()}
-    for mixture in (module, f"{module}_name", f"{module}_name_t5", f"{module}_marker"):
-        tasks = retrieval.find_mixture(mixture).tasks
-        assert {task.query_set: task.query_length for task in tasks} == lengths
-        assert {task.collection for task in tasks} == {module}
-        prompts = {task.query_set: task.prompt for task in tasks}
-        kind = {module: Prompt.NONE, f"{module}_marker": Prompt.MARKER}.get(mixture, Prompt.NAME)
-        assert {prompt.kind for prompt in prompts.values()} == {kind}
-        separator = "<extra_id_1>" if mixture.endswith("t5") else None
-        assert {prompt.separator for prompt in prompts.values()} == {separator}
-        assert len({prompt.name for prompt in prompts.values()}) == len(lengths)
-        assert len({prompt.family for prompt in prompts.values()}) == (5 if module == "kilt" else 4)
