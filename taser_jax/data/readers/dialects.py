@@ -14,7 +14,7 @@ from taser_jax.storage.typed_files import typed
 
 # A paragraph of SQuAD's rarely has more words; COVID-QA's are whole articles.
 _LONGEST_PARAGRAPH = 3 * PASSAGE_WORDS
-
+_CONTEXTS = ("positive_ctxs", "hard_negative_ctxs")
 _FIX_ARTICLE = "write {title, paragraphs: [{context, qas: [{question, id, answers}]}]}"
 
 
@@ -75,11 +75,11 @@ def as_dpr(values: dict[str, object], *, where: str) -> Iterator[Mapping[str, ob
             # SQuAD's, as Hugging Face has it.
             pairs = zip(texts, starts, strict=False)
             answers = [{"text": text, "answer_start": start} for text, start in pairs]
-            asked = values | {"answers": answers, "is_impossible": not answers}
+            asked = {"question": "", "answers": answers, "is_impossible": not answers}
             paragraph = {"context": values["context"], "qas": [asked]}
-            row = {"title": values.get("title") or "", "paragraphs": [paragraph]}
+            row = {"title": str(values.get("title") or ""), "paragraphs": [paragraph]}
             [question] = _questions(typed(row, _Article, where=where, fix=_FIX_ARTICLE))
-            yield {**values, **question}
+            yield values | {name: question[name] for name in ("answers", *_CONTEXTS)}
         case {"paragraphs": [{"qas": _}, *_]}:
             yield from _questions(typed(values, _Article, where=where, fix=_FIX_ARTICLE))
         case _:
@@ -89,7 +89,7 @@ def as_dpr(values: dict[str, object], *, where: str) -> Iterator[Mapping[str, ob
 def _of_marked(
     values: Mapping[str, object], marked: Iterable[tuple[object, object]]
 ) -> Mapping[str, object]:
-    contexts: dict[str, list[object]] = {"positive_ctxs": [], "hard_negative_ctxs": []}
+    contexts: dict[str, list[object]] = {name: [] for name in _CONTEXTS}
     for is_selected, text in marked:
         contexts["positive_ctxs" if is_selected else "hard_negative_ctxs"].append(text)
     is_unanswered = values.get("answers") == ["No Answer Present."]
@@ -115,7 +115,7 @@ def _contexts(context: str, title: str, asked: _Asked) -> Mapping[str, object]:
         Of 400 words and an answer of the words 98 to 102, the first two pieces of 100 are positive.
     """
     bounds = _bounds(context)
-    contexts: dict[str, list[object]] = {"positive_ctxs": [], "hard_negative_ctxs": []}
+    contexts: dict[str, list[object]] = {name: [] for name in _CONTEXTS}
     for start, end in itertools.pairwise(bounds):
         is_positive = not asked.is_impossible
         if len(bounds) > 2:

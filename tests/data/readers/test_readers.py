@@ -246,8 +246,10 @@ def test_answers_in_squads_form_on_hugging_face(tmp_path):
     row = {"id": "1", "question": "who?", "context": "Ada.", "answers": {"text": ["Ada"]}}
     [question] = read_questions(write(tmp_path / "train.jsonl", [row]), pairs=True)
     assert (question.answers, question.positives[0].text) == (("Ada",), "Ada.")
+    row = {"_id": "2", "query": "who?", "context": "Ada.", "title": None}
     row["answers"] = {"text": [], "answer_start": []}
     [impossible] = read_questions(write(tmp_path / "test.jsonl", [row]), pairs=True)
+    assert (impossible.id, impossible.text) == ("2", "who?")
     assert (impossible.positives, impossible.hard_negatives) == ((), question.positives)
 
 
