@@ -47,7 +47,7 @@ def make_queries(*, data_dir: FilePath, collection: str, source: str) -> dict[st
     passages = list(store.PassageStore.open(data_dir, source))
     by_split: dict[str, list[Query]] = {split: [] for split in store.SPLITS}
     for page, query, changed in _made(passages):
-        split = split_of(page, task=TASK, splits=store.SPLITS, shares=SHARES)
+        split = split_of(f"{TASK}\t{page}", task=TASK, splits=store.SPLITS, shares=SHARES)
         by_split[split].append(query)
         for row, passage in changed.items():
             passages[row] = passage

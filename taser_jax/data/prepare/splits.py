@@ -191,13 +191,12 @@ class QuestionSplit:
     ) -> Iterator[Question]:
         shares = self.options.task_shares.get(self.task, SHARES)
         for question in questions:
-            task, group = self._group(question)
             if splits == (self.split,) or self.split == split_of(
-                group, task=task, splits=splits, shares=shares
+                self._group(question), task=self.task, splits=splits, shares=shares
             ):
                 yield question
 
-    def _group(self, question: Question) -> tuple[str, str]:
+    def _group(self, question: Question) -> str:
         """What decides its split: the page of its positives, its id or a part of it, or its text.
 
         A task's pages and ids are its own; a text that two tasks ask is held out of both.
@@ -208,17 +207,17 @@ class QuestionSplit:
                 problem = f"the positives of {question.id!r} are on {len(pages)} pages"
                 fix = f"take {self.task!r} out of PrepareOptions.split_by_page"
                 raise DataError(problem, where=f"{question.where}, field 'output'", fix=fix)
-            return self.task, pages.pop()
+            return f"{self.task}\t{pages.pop()}"
         if (pattern := self.options.split_groups.get(self.task)) is not None:
             if (match := re.search(pattern, question.id)) is None:
                 problem = f"the pattern {pattern!r} does not match the id {question.id!r}"
                 fix = "correct the pattern in split_groups, or leave the task out of it"
                 raise DataError(problem, where=f"{question.where}, field 'id'", fix=fix)
-            return self.task, match.group()
+            return f"{self.task}\t{match.group()}"
         # Of rows that ask the same, one in training would answer one in a test; and the numbers of
         # those without an id follow the order of the rows.
         is_by_text = self.pairs or re.fullmatch(rf"{_NUMBERED}-\d+", question.id)
-        return ("", question.text) if is_by_text else (self.task, question.id)
+        return f"\t{question.text}" if is_by_text else f"{self.task}\t{question.id}"
 
 
 def question_splits(
@@ -311,12 +310,12 @@ def check_former_splits(
             )
 
 
-def split_of(id: str, *, task: str, splits: Sequence[str], shares: Mapping[str, float]) -> str:
-    """The split of a query, by the hash of its task and id.
+def split_of(group: str, *, task: str, splits: Sequence[str], shares: Mapping[str, float]) -> str:
+    """The split of a query, by the hash of what must stay together.
 
     Args:
-        id: the query's id, or the part of it that must stay together.
-        task: its task, so that equal ids of two tasks are split independently.
+        group: what it shares with others of its split, such as its text.
+        task: its task, for messages.
         splits: the splits to choose from.
         shares: share of each, relative to the others in `splits`.
 
@@ -327,7 +326,7 @@ def split_of(id: str, *, task: str, splits: Sequence[str], shares: Mapping[str, 
     if min(weights) <= 0:
         fix = f"give a share above 0 to each of {', '.join(splits)}"
         raise ConfigError(f"shares {dict(shares)}", where=f"task {task!r}", fix=fix)
-    place = hash_share(f"{task}\t{id}") * sum(weights)
+    place = hash_share(group) * sum(weights)
     for split, weight in zip(splits, weights, strict=True):
         if place < weight:
             return split
