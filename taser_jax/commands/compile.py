@@ -295,9 +295,11 @@ def plan_recipe(
 
 
 def _meshes(own: MeshConfig, topology: Topology, *, num_heads: int) -> list[MeshConfig]:
-    """The recipe's own mesh, then the usual ones, if they divide devices and heads.
+    """The recipe's own mesh, then the usual ones, if they divide the devices.
 
-    None splits the batch into more parts than the recipe's own, which divides it.
+    Heads that the recipe's own does not divide are computed by all devices of its model axis; other
+    model axes divide them. None splits the batch into more parts than the recipe's own, which
+    divides it.
     """
     devices = len(topology.devices)
     split = own.model if devices % own.model == 0 else 1
@@ -305,7 +307,7 @@ def _meshes(own: MeshConfig, topology: Topology, *, num_heads: int) -> list[Mesh
     return [
         dataclasses.replace(own, replica=1, data=-1, fsdp=fsdp, model=model)
         for fsdp, model in dict.fromkeys(shapes)
-        if devices % (fsdp * model) == 0 and num_heads % model == 0
+        if devices % (fsdp * model) == 0 and (num_heads % model == 0 or model == own.model)
     ][:_MESHES]
 
 

@@ -269,6 +269,8 @@ def test_the_compiler_decides_among_three_meshes_and_is_asked_once(tmp_path, cap
         # One device has one mesh, and three heads cannot be split over two.
         ((1, 1), 1, 12, [(1, 1)]),
         ((1, 1), 4, 3, [(1, 1), (4, 1)]),
+        # All devices compute the twelve heads that the recipe's own mesh does not divide.
+        ((1, 8), 8, 12, [(1, 8)]),
         # The batch has as many parts as in the recipe, or fewer.
         ((2, 2), 8, 12, [(2, 2), (1, 2), (4, 2)]),
         # Meshes of a larger topology.
