@@ -113,12 +113,15 @@ class Setting:
     tasks: Sequence[str] | None = None
     own_passage_tasks: Sequence[str] = ()
 
-    def open_tokens(self) -> TokenStore:
+    def open_tokens(self, splits: Sequence[str] = ("train", "test")) -> TokenStore:
         """The token store, of this very collection, with the tasks that settings name.
 
+        Args:
+            splits: splits of which there must be queries.
+
         Raises:
-            ConfigError: a setting names an unknown task, one whose queries are no passages, or a
-                measure that does not judge one.
+            ConfigError: no queries of a split, or a setting names an unknown task, one whose
+                queries are no passages, or a measure that does not judge one.
             FingerprintError: the collection's passages are other ones than those tokenised, or the
                 queries of a task are.
         """
@@ -131,6 +134,11 @@ class Setting:
             {"collection": passages.fingerprint},
             "run `taser tokenize` again, or correct DATA_DIR",
         )
+        for split in splits:
+            if not any(split in there for there in store.tasks.values()):
+                problem = f"the token store has no {split} queries"
+                fix = "run `taser tokenize` for tasks that have some (MIXTURE_OR_TASK_NAME)"
+                raise ConfigError(problem, where=str(store.directory), fix=fix)
         made_from = read_json(store.directory / INPUTS, absent={}).get("queries", {})
         tokenized = {prints[-1] for prints in made_from.values()}
         for entry in store.metadata.queries if tokenized else ():

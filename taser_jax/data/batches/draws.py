@@ -64,7 +64,8 @@ class Schedule:
 
     def __init__(self, sizes: Mapping[str, int], config: BatchingConfig) -> None:
         if not sizes:
-            raise ConfigError("no task to train on")
+            fix = "run `taser tokenize` for tasks that have training queries"
+            raise ConfigError("no task to train on", where="training queries", fix=fix)
         _check_rates(config.rates, sizes)
         self.tasks = sorted(sizes)
         whole = {task: math.ceil(sizes[task] / config.batch_size) for task in self.tasks}

@@ -73,13 +73,15 @@ def pipeline_moma(
     with pipeline_records(setting.output_dir, config_text):
         setting.open_tokens()
         run = MomaStages(setting, model, moma, name)
+        # What is wrong with a target is said before anything is trained.
+        targets = [_Target(run, *target) for target in moma.targets.items()]
         warmed = run.warm_up()
         trainings = number_episodes(episodes)
         finished = {
             kind: _alternate(run, kind, warmed, trainings, lookup_training)
             for kind in map(LookupTraining, moma.compared)
         }
-        _search_targets(run, finished)
+        _search_targets(run, targets, finished)
         return print_table(setting, run.rows, by_task=setting.evaluation.measures[0])
 
 
@@ -118,7 +120,9 @@ def _alternate(
 
 
 def _search_targets(
-    run: MomaStages, finished: Mapping[LookupTraining, tuple[Trained, Trained | None]]
+    run: MomaStages,
+    targets: Sequence[_Target],
+    finished: Mapping[LookupTraining, tuple[Trained, Trained | None]],
 ) -> None:
     """Searches and evaluates each target by itself, with its test queries; writes its table.
 
@@ -128,11 +132,11 @@ def _search_targets(
 
     Args:
         run: the stages.
+        targets: the targets' own stages.
         finished: the last end retriever and lookup of each compared way.
     """
     untrained = run.untrained()
-    for name, path in run.moma.targets.items():
-        target = _Target(run, name, path)
+    for target in targets:
         target.bm25(("test",))
         if untrained is not None:
             target.add_row(UNTRAINED.capitalize(), untrained, None)
@@ -141,7 +145,7 @@ def _search_targets(
             if lookup is None:
                 target.add_row(row, end, None)
                 continue
-            swapped = {**run.moma.memories, name: path}
+            swapped = {**run.moma.memories, target.name: target.setting.token_store}
             del swapped[SOURCE]
             if kind is LookupTraining.LEARNED:
                 target.add_row(f"{row}, no documents", end, None)
@@ -158,10 +162,15 @@ def _search_targets(
 
 
 class _Target(RetrievalStages):
-    """One target's stages and folder."""
+    """One target's stages and folder.
+
+    Raises:
+        ConfigError: its token store has no test queries, or a setting does not fit its tasks.
+        FingerprintError: it has another vocabulary than the source, or another collection.
+    """
 
     def __init__(self, run: MomaStages, name: str, path: str) -> None:
-        self._run = run
+        self._run, self.name = run, name
         setting = dataclasses.replace(
             run.setting,
             training=with_own_states(run.setting.training, f"targets/{name}"),
@@ -171,6 +180,7 @@ class _Target(RetrievalStages):
             own_passage_tasks=(),
         )
         super().__init__(setting)
+        run.check_vocabulary(setting.open_tokens(splits=["test"]))
 
     def look_up(self, lookup: Trained, memories: Mapping[str, str], folder: str) -> Documents:
         """The documents that a lookup finds for the target's queries in these memories."""

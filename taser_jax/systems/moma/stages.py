@@ -10,7 +10,7 @@ from typing import Any
 
 from etils import epath
 
-from taser_jax.assembly.model_directory import load_model, selected_checkpoint
+from taser_jax.assembly.model_directory import check_vocabulary, load_model, selected_checkpoint
 from taser_jax.assembly.plans import TrainingConfig
 from taser_jax.commands.pipelines.retrieval_stages import RetrievalStages, Setting
 from taser_jax.data.token_store.store import TokenStore
@@ -126,12 +126,16 @@ class MomaStages(RetrievalStages):
         name: MoMA's name in the table's rows.
 
     Raises:
-        FingerprintError: the memory "source" is another collection than the token store's.
+        FingerprintError: the memory "source" is another collection than the token store's, or a
+            memory has another vocabulary.
     """
 
     def __init__(self, setting: Setting, model: ModelConfig, moma: MomaConfig, name: str) -> None:
         super().__init__(setting)
-        source = TokenStore.open(moma.memories[SOURCE]).metadata
+        memories = {name: TokenStore.open(path) for name, path in moma.memories.items()}
+        for memory in memories.values():
+            self.check_vocabulary(memory)
+        source = memories[SOURCE].metadata
         require_equal(
             f"memory {SOURCE!r}, {moma.memories[SOURCE]}",
             {"collection": source.collection_fingerprint},
@@ -140,6 +144,10 @@ class MomaStages(RetrievalStages):
         )
         self.moma, self._model, self._name = moma, model, name
         self._embeddings = pathlib.Path(moma.shared_embeddings or self.root / "embeddings-by-text")
+
+    def check_vocabulary(self, tokens: TokenStore) -> None:
+        """Refuses another vocabulary than the source's, which all models have."""
+        check_vocabulary(self.store.vocabulary_directory, tokens)
 
     def row(self, kind: LookupTraining) -> str:
         """The name of a row, without its episode."""

@@ -4,7 +4,7 @@ import json
 import shutil
 
 import pytest
-from small_world import SIX_STEPS, figures, gin, succeed
+from small_world import SIX_STEPS, figures, gin, refused, succeed
 from written_files import beir, write
 
 from taser_jax.assembly.model_directory import load_model
@@ -54,6 +54,32 @@ def results_of(directory):
     """Runs and looked-up documents of all targets, by path."""
     paths = [*directory.rglob("*.trec"), *directory.rglob("arrays.npz")]
     return {path.relative_to(directory): path.read_bytes() for path in paths}
+
+
+def test_what_is_wrong_with_tokens_is_said_before_any_stage(small_world, tmp_path, capsys):
+    data, vocabulary = small_world.data_dir, small_world.root / "vocabulary"
+    source = str(small_world.token_store)
+    alone = str(tokenize(data, vocabulary, tmp_path / "alone", COLLECTION="small"))
+    smaller = gin(
+        VOCABULARY=tmp_path / "vocabulary", VOCAB_SIZE=900, TOKEN_STORE=tmp_path / "smaller"
+    )
+    succeed(*small_world.tokenize(tmp_path / "smaller"), *smaller)
+    other = str(tmp_path / "smaller")
+
+    def told(tokens=source, memories=(), targets=()):
+        return refused(
+            capsys,
+            *("pipeline", "moma", *gin(DATA_DIR=data, TOKEN_STORE=tokens, TARGETS=dict(targets))),
+            *gin(MEMORIES={"source": tokens, **dict(memories)}, OUTPUT_DIR=tmp_path / "moma"),
+            *SIX_STEPS,
+        )
+
+    assert "the token store has no train queries" in told(alone)
+    assert f"{alone}: the token store has no test queries" in told(targets={"small": alone})
+    assert "the token store does not exist" in told(targets={"small": f"{alone}_2"})
+    for wrong in ({"targets": {"small": other}}, {"memories": {"terms": other}}):
+        assert f"token store {other}: made from vocabulary" in told(**wrong)
+    assert not (tmp_path / "moma" / "stages").exists()
 
 
 ROWS = ["No memory", "MoMA without learning", "MoMA"]
