@@ -15,16 +15,10 @@ from stage_calls import check_every_argument, without_work
 from written_files import beir, run_of, write_all
 
 from taser_jax import Retriever
-from taser_jax.commands.pipelines import (
-    compare,
-    compare_parts,
-    compare_plan,
-    compared_rows,
-    retrieval_stages,
-)
+from taser_jax.commands.pipelines import compare, compared_rows, retrieval_stages
 from taser_jax.commands.pipelines.cross_validation import rank_held_out
 from taser_jax.commands.pipelines.stages import Stages
-from taser_jax.data.collections.store import QuerySet, list_tasks
+from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.storage.records import Query
 
@@ -149,8 +143,8 @@ def test_a_budget_freezes_blocks_that_the_untrained_model_shares_and_cuts_passag
     tmp_path, monkeypatch, capsys
 ):
     # Of six blocks TASER's experts are in the third and the sixth, and five are frozen.
-    monkeypatch.setattr(compare_plan, "_SHORTEST", 16)
-    monkeypatch.setattr(compare_parts, "multiplies_bfloat16", lambda: True)
+    monkeypatch.setattr(compare.compare_plan, "_SHORTEST", 16)
+    monkeypatch.setattr(compare.compare_parts, "multiplies_bfloat16", lambda: True)
     folder, output = _beir(tmp_path / "hills", 1, words=16), tmp_path / "out"
     flags = ["--minutes=0.01", *gin(BATCH_SIZE=8, VALIDATION_SHARE=0.3), f"--out={output}"]
     arguments = ["compare", folder, _minilm_like(tmp_path / "bert", num_layers=6), *flags]
@@ -222,9 +216,7 @@ def test_a_text_that_two_tasks_ask_is_one_query_of_the_folds(monkeypatch):
     texts = {"a": ["what?", "where?"], "b": ["what?"], "c": ["how?"]}
     splits = {"a": ["train", "test"], "b": ["train"], "c": ["test"]}
     monkeypatch.setattr(
-        compare.QuerySet,
-        "open",
-        lambda task, split: [Query(text, text, task) for text in texts[task]],
+        QuerySet, "open", lambda task, split: [Query(text, text, task) for text in texts[task]]
     )
     run = mock.Mock(splits=splits, data={})
     run.tasks_with = functools.partial(compare._Run.tasks_with, run)
@@ -270,9 +262,9 @@ def test_every_argument_of_every_stage_counts(
     settings.write_text("\n".join(lines) + "\n")
     flags.append(f"--systems={','.join(candidates)}")
     with monkeypatch.context() as patched:
-        patched.setattr(compare.PassageStore, "open", lambda *_, **__: range(40))
+        patched.setattr(PassageStore, "open", lambda *_, **__: range(40))
         patched.setattr(TokenStore, "open", lambda _: tokens)
-        patched.setattr(compared_rows.QuerySet, "open", lambda *_, **__: queries)
+        patched.setattr(QuerySet, "open", lambda *_, **__: queries)
         patched.setattr(compared_rows, "print_table", lambda *_, **__: None)
         patched.setattr(compared_rows, "ask", lambda *_, **__: None)
         row = "TASER + BM25" if pretrained else "TASER"
@@ -307,7 +299,7 @@ def test_a_collection_without_queries_is_encoded_and_indexed(
 ):
     """The stages without their work: nothing is trained, searched or judged."""
     output, tokens = tmp_path / "out", TokenStore.open(small_world.token_store)
-    monkeypatch.setattr(compare.PassageStore, "open", lambda *_, **__: range(40))
+    monkeypatch.setattr(PassageStore, "open", lambda *_, **__: range(40))
     monkeypatch.setattr(TokenStore, "open", lambda _: tokens)
     without_work(monkeypatch, _OUTPUTS | {"prepare_detected": {}})
     flags = [_minilm_like(tmp_path / "bert"), f"--out={output}"]
