@@ -8,26 +8,19 @@ import numpy as np
 import pytest
 from task_problem import TASKS, TRAINABLE, flatten, run, steps, tree
 
+from taser_jax.optim import tsage
 from taser_jax.optim.median import MedianOver, check_median
 from taser_jax.optim.task_gradients import find_report
-from taser_jax.optim.tsage import (
-    BiasCorrection,
-    StepScale,
-    TemperatureSchedule,
-    TSageConfig,
-    temperature_of,
-    tsage,
-)
 from taser_jax.storage.errors import ConfigError
 
 PARAMS = tree(np.random.default_rng(9))
-QUICK = TSageConfig(beta=0.6, temperature=1.5, burn_in_share=0.2)
+QUICK = tsage.TSageConfig(beta=0.6, temperature=1.5, burn_in_share=0.2)
 
 
 @functools.cache
 def make(config=QUICK, *, total_steps=10):
     """Kept, so that tests of equal settings share its compiled update."""
-    return tsage(config, tasks=TASKS, total_steps=total_steps, trainable=TRAINABLE)
+    return tsage.tsage(config, tasks=TASKS, total_steps=total_steps, trainable=TRAINABLE)
 
 
 def oracle(config, problem, total_steps):
@@ -43,25 +36,25 @@ def oracle(config, problem, total_steps):
         medians = np.array([row[(len(row) - 1) // 2] for row in rows])
         sensitivity /= medians[:, None]
         average = config.beta * average + (1 - config.beta) * sensitivity
-        scores = average / temperature_of(config)
-        if config.bias_correction is BiasCorrection.ADAM:
+        scores = average / tsage.temperature_of(config)
+        if config.bias_correction is tsage.BiasCorrection.ADAM:
             scores = scores / (1 - config.beta ** (number + 1))
         u = np.exp(scores - scores.max(0))
         u /= u.sum(0)
         if number < int(total_steps * config.burn_in_share):
             u = np.full_like(u, 1 / num_tasks)
-        elif config.step_scale is StepScale.RELEASED:
+        elif config.step_scale is tsage.StepScale.RELEASED:
             u = u / num_tasks
         yield (u * g).sum(0), average, u
 
 
 OPTIONS = {
     "the paper's": {},
-    "released code": {"step_scale": StepScale.RELEASED},
-    "bias correction": {"bias_correction": BiasCorrection.ADAM},
+    "released code": {"step_scale": tsage.StepScale.RELEASED},
+    "bias correction": {"bias_correction": tsage.BiasCorrection.ADAM},
     "nonzero": {"median_over": MedianOver.NONZERO},
     "no momentum": {"beta": 0.0, "burn_in_share": 0.0},
-    "infinite": {"temperature_schedule": TemperatureSchedule.INFINITE, "burn_in_share": 0.0},
+    "infinite": {"temperature_schedule": tsage.TemperatureSchedule.INFINITE, "burn_in_share": 0.0},
 }
 
 
@@ -87,8 +80,8 @@ def test_it_equals_algorithm_1_in_float64_over_several_steps(name):
 
 
 def one_step(params, gradients):
-    config = TSageConfig(beta=0.0, temperature=1.0, burn_in_share=0.0)
-    combiner = tsage(config, tasks=("a", "b"), total_steps=1)
+    config = tsage.TSageConfig(beta=0.0, temperature=1.0, burn_in_share=0.0)
+    combiner = tsage.tsage(config, tasks=("a", "b"), total_steps=1)
     [combined], state = run(combiner, {"w": params}, [({"w": gradients}, np.ones(2, np.float32))])
     return combined["w"], state
 
@@ -120,9 +113,9 @@ def test_reported_weights_of_a_large_model_are_of_a_sample():
 
 
 def test_temperatures_of_episodes():
-    assert temperature_of(TSageConfig()) == 2
-    infinite = TSageConfig(temperature_schedule=TemperatureSchedule.INFINITE)
-    assert temperature_of(infinite) == math.inf
+    assert tsage.temperature_of(tsage.TSageConfig()) == 2
+    infinite = tsage.TSageConfig(temperature_schedule=tsage.TemperatureSchedule.INFINITE)
+    assert tsage.temperature_of(infinite) == math.inf
 
 
 def table_and_rest(*, vocabulary, rest, embed=4):
