@@ -58,7 +58,7 @@ OTHERS = {
     "Any in annotations": 96,
     "modules that train imports": 75,
     # README.md and docs/*.md, without the pages that are generated.
-    "words of documentation": 34_993,
+    "words of documentation": 34_992,
 }
 CEILINGS = {f"code in {room}": lines for room, lines in ROOMS.items()} | OTHERS
 
