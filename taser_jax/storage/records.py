@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import overload
 
 import numpy as np
-import regex
 from etils import epath
 
 from taser_jax.storage.artifacts import is_remote
@@ -25,10 +24,6 @@ from taser_jax.storage.typed_files import Natural, read_typed
 _SPLITTING = ("Cc", "Cs", "Zs", "Zl", "Zp")
 # For `regex`, within brackets: scripts without spaces between words.
 UNSPACED = r"\p{Han}\p{Hiragana}\p{Katakana}ー\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
-# A word or, in scripts without spaces between words, a letter; and what separates it from the next.
-WORD = regex.compile(rf"(?:[{UNSPACED}]\p{{M}}*|[^ {UNSPACED}]+)\p{{P}}* ?")
-# Words per passage of what is cut, as in DPR's and Maillard's passages.
-PASSAGE_WORDS = 100
 _IDS, _OFFSETS, _ALIASES = "ids.txt", "id_offsets.npy", "aliases.json"
 
 

@@ -11,9 +11,10 @@ import regex
 
 from taser_jax.data.collections import store
 from taser_jax.data.prepare.splits import SHARES, sampled, split_of
+from taser_jax.data.readers.dialects import WORD
 from taser_jax.storage.artifacts import FilePath
 from taser_jax.storage.errors import DataError
-from taser_jax.storage.records import UNSPACED, WORD, Passage, Query, hash_share
+from taser_jax.storage.records import UNSPACED, Passage, Query, hash_share
 
 TASK = "made"
 # More queries train no longer, or tell no more about a model.

@@ -8,10 +8,15 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
+import regex
 
-from taser_jax.storage.records import PASSAGE_WORDS, WORD
+from taser_jax.storage.records import UNSPACED
 from taser_jax.storage.typed_files import typed
 
+# A word or, in scripts without spaces between words, a letter; and what separates it from the next.
+WORD = regex.compile(rf"(?:[{UNSPACED}]\p{{M}}*|[^ {UNSPACED}]+)\p{{P}}* ?")
+# Words per passage of what is cut, as in DPR's and Maillard's passages.
+PASSAGE_WORDS = 100
 # A paragraph of SQuAD's rarely has more words; COVID-QA's are whole articles.
 _LONGEST_PARAGRAPH = 3 * PASSAGE_WORDS
 _CONTEXTS = ("positive_ctxs", "hard_negative_ctxs")

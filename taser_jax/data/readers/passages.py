@@ -15,10 +15,11 @@ import msgspec
 
 from taser_jax.data import files
 from taser_jax.data.readers import fields
+from taser_jax.data.readers.dialects import PASSAGE_WORDS, WORD
 from taser_jax.data.readers.fields import PARAGRAPH_END, Record, Role, Span
 from taser_jax.storage.artifacts import FilePath
 from taser_jax.storage.errors import DataError
-from taser_jax.storage.records import PASSAGE_WORDS, WORD, Passage, check_id
+from taser_jax.storage.records import Passage, check_id
 from taser_jax.storage.typed_files import typed
 
 # Rows of a table without a header in which titles and texts are compared.
