@@ -16,6 +16,7 @@ import numpy as np
 import scipy.sparse.csgraph
 
 from taser_jax.data.collections.store import SPLITS, checked_name, collection_directory, list_tasks
+from taser_jax.data.readers.dialects import PASSAGE_WORDS
 from taser_jax.data.readers.questions import Question, read_qrels, read_questions
 from taser_jax.storage.artifacts import FilePath
 from taser_jax.storage.errors import ConfigError, DataError
@@ -88,7 +89,7 @@ class PrepareOptions(Checked):
     split_by_page: tuple[str, ...] = ()
     train_samples: Mapping[str, int] = dataclasses.field(default_factory=dict)
     page_gold_tasks: tuple[str, ...] = ()
-    passage_words: Positive = 100
+    passage_words: Positive = PASSAGE_WORDS
     entity_tasks: tuple[str, ...] = ()
     distractors: Share = 1.0
 

@@ -76,15 +76,13 @@ def as_dpr(values: dict[str, object], *, where: str) -> Iterator[Mapping[str, ob
             dicts = [each for each in objects if isinstance(each, dict)]
             marked = ((each.get("is_selected"), each.get("passage_text")) for each in dicts)
             yield _of_marked(values, marked)
-        case {"context": _, "answers": {"text": list(texts), "answer_start": list(starts)}}:
+        case {"context": str(context), "answers": {"text": [*texts], "answer_start": [*starts]}}:
             # SQuAD's, as Hugging Face has it.
             pairs = zip(texts, starts, strict=False)
             answers = [{"text": text, "answer_start": start} for text, start in pairs]
-            asked = {"question": "", "answers": answers, "is_impossible": not answers}
-            paragraph = {"context": values["context"], "qas": [asked]}
-            row = {"title": str(values.get("title") or ""), "paragraphs": [paragraph]}
-            [question] = _questions(typed(row, _Article, where=where, fix=_FIX_ARTICLE))
-            yield values | {name: question[name] for name in ("answers", *_CONTEXTS)}
+            row = {"question": "", "answers": answers, "is_impossible": not answers}
+            asked = typed(row, _Asked, where=where, fix=_FIX_ARTICLE)
+            yield values | _judged(asked, context, title=str(values.get("title") or ""))
         case {"paragraphs": [{"qas": _}, *_]}:
             yield from _questions(typed(values, _Article, where=where, fix=_FIX_ARTICLE))
         case _:
@@ -102,35 +100,27 @@ def _of_marked(
 
 
 def _questions(article: _Article) -> Iterator[Mapping[str, object]]:
-    title = article.title.replace("_", " ")
     for paragraph in article.paragraphs:
         for asked in paragraph.qas:
-            yield {
-                "id": asked.id,
-                "question": asked.question,
-                "answers": list(dict.fromkeys(answer.text for answer in asked.answers)),
-                **_contexts(paragraph.context, title, asked),
-            }
+            judged = _judged(asked, paragraph.context, title=article.title)
+            yield {"id": asked.id, "question": asked.question, **judged}
 
 
-def _contexts(context: str, title: str, asked: _Asked) -> Mapping[str, object]:
-    """The paragraph of a question, or the pieces of an article: those of its answers, and others.
+def _judged(asked: _Asked, context: str, *, title: str) -> dict[str, object]:
+    """A question's answers, and its paragraph or, of an article, pieces with an answer and others.
 
     Example:
         Of 400 words and an answer of the words 98 to 102, the first two pieces of 100 are positive.
     """
     bounds = _bounds(context)
+    spans = [(each.answer_start, each.answer_start + len(each.text)) for each in asked.answers]
     contexts: dict[str, list[object]] = {name: [] for name in _CONTEXTS}
     for start, end in itertools.pairwise(bounds):
-        is_positive = not asked.is_impossible
-        if len(bounds) > 2:
-            is_positive = any(
-                answer.answer_start < end and start < answer.answer_start + len(answer.text)
-                for answer in asked.answers
-            )
-        passage = {"title": title, "text": context[start:end].strip()}
+        is_touched = any(first < end and start < last for first, last in spans)
+        is_positive = is_touched if len(bounds) > 2 else not asked.is_impossible
+        passage = {"title": title.replace("_", " "), "text": context[start:end].strip()}
         contexts["positive_ctxs" if is_positive else "hard_negative_ctxs"].append(passage)
-    return contexts
+    return {"answers": list(dict.fromkeys(each.text for each in asked.answers)), **contexts}
 
 
 # Questions about one article follow each other.
